@@ -1,0 +1,2 @@
+//! The `covey` command.
+fn main() {}

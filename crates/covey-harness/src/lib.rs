@@ -1,0 +1,1 @@
+//! The durable agent loop, pure: journal and event in, effects out.

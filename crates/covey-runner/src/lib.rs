@@ -1,0 +1,1 @@
+//! The data plane: sandboxes, working copies, block cache.

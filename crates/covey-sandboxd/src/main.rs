@@ -1,0 +1,2 @@
+//! The in-sandbox daemon.
+fn main() {}

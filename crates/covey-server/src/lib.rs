@@ -1,0 +1,1 @@
+//! The control plane: API, journal, loop driver, model clients.
