@@ -1,1 +1,9 @@
-//! The control plane: API, journal, loop driver, model clients.
+//! The control plane: API, journal, loop driver, model clients, server side of the runner link.
+//!
+//! Reason for a crate: **artifact**. What does not belong here: namespaces, cgroups, a path on a runner.
+
+pub mod db;
+pub mod drive;
+pub mod http;
+pub mod link;
+pub mod model;
