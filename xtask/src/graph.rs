@@ -129,7 +129,8 @@ mod tests {
 
     #[test]
     fn a_pure_crate_does_not_name_the_system() {
-        assert_eq!(faults(&workspace("covey-harness", "libc"))[0], "covey-harness may not name libc");
+        let found = faults(&workspace("covey-harness", "libc"));
+        assert!(found.contains(&"covey-harness may not name libc".to_owned()), "{found:?}");
     }
 
     #[test]
