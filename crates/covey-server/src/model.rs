@@ -3,11 +3,21 @@
 //! The provider's raw blocks are kept and sent back unchanged; nothing here decides what to ask or when to
 //! retry (that is `covey-harness`), and no key is ever part of a request, an answer or a log line.
 
+pub mod anthropic;
+pub mod assemble;
+pub mod retry_after;
+pub mod scripted;
+pub mod secret;
+pub mod sse;
+
 use std::future::Future;
 use std::pin::Pin;
 use std::time::Duration;
 
 use serde_json::{Map, Value};
+
+pub use assemble::MALFORMED_INPUT_KEY;
+pub use secret::Secret;
 
 /// One request in the shape of the Messages API, without `stream` and without credentials. The text of the
 /// parts that the provider caches is byte-stable from call to call.
