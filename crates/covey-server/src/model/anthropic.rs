@@ -113,10 +113,12 @@ impl Anthropic {
         credential: Option<Credential>,
         limits: CallLimits,
     ) -> Result<Self, AnthropicError> {
+        let parse =
+            |text: &str| Url::parse(text).map_err(|e| AnthropicError::BaseUrl { reason: e.to_string() });
+        // Parsed alone first: with a path behind it, `http://` would read as a host named `v1`.
+        parse(base_url.trim())?;
         let base = base_url.trim().trim_end_matches('/');
-        let base = base.strip_suffix("/v1").unwrap_or(base);
-        let url = Url::parse(&format!("{base}/v1/messages"))
-            .map_err(|e| AnthropicError::BaseUrl { reason: e.to_string() })?;
+        let url = parse(&format!("{}/v1/messages", base.strip_suffix("/v1").unwrap_or(base)))?;
         if !matches!(url.scheme(), "http" | "https") || !url.has_host() {
             return Err(AnthropicError::BaseUrl { reason: "it is neither http nor https".to_owned() });
         }
