@@ -6,4 +6,7 @@
 #![forbid(unsafe_code)]
 #![deny(missing_docs)]
 
+pub mod record;
 pub mod verify;
+
+pub use record::{Body, Record};

@@ -1,0 +1,611 @@
+//! Journal records: what is durable about a session, in the order in which it happened.
+//!
+//! Public records are exactly the events of the Managed Agents API; [`Record::public`] renders them and
+//! leaves out what only the loop needs. Old journals are read by new code, so fields are added with a
+//! default and never reinterpreted (`docs/formats/journal.md`). What does not belong here: what follows from
+//! a record (`session`), and how it is stored.
+
+use covey_types::{
+    EventId, Fault, Generation, RootHash, SandboxId, SessionStatus, SnapshotKind, StepId, Timestamp,
+};
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value, json};
+
+/// One durable record.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Record {
+    /// Position in the session's journal, from 1, without gaps.
+    pub seq: u64,
+    /// Id of the public event; none for private records.
+    pub event: Option<EventId>,
+    /// When it was appended, by the server's clock.
+    pub at: Timestamp,
+    /// When the loop took it; only user events have none at first.
+    pub processed_at: Option<Timestamp>,
+    /// What happened.
+    pub body: Body,
+}
+
+/// Why a session went idle, in the API's words.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "type", rename_all = "snake_case")]
+pub enum StopReason {
+    /// The model ended its turn, or the user ended it.
+    EndTurn,
+    /// An error ended the turn; the next message starts a new one.
+    RetriesExhausted,
+    /// The model refused to go on.
+    Refusal,
+}
+
+/// What kind of error a `session.error` reports, in the API's words.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ErrorKind {
+    /// 529 and 5xx.
+    ModelOverloadedError,
+    /// 429.
+    ModelRateLimitedError,
+    /// The provider refused the request or the key, or the context is full.
+    ModelRequestFailedError,
+    /// A turn used up its steps.
+    ToolUseLimitReachedError,
+    /// Everything else; the message says what.
+    UnknownError,
+}
+
+/// Whether the loop goes on after a `session.error`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "type", rename_all = "snake_case")]
+pub enum RetryStatus {
+    /// It tries again by itself.
+    Retrying,
+    /// It stopped; a new message may be sent.
+    Exhausted,
+}
+
+/// A visible error.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SessionError {
+    /// The kind.
+    #[serde(rename = "type")]
+    pub kind: ErrorKind,
+    /// What failed, on what, what to do next. Never contains a key.
+    pub message: String,
+    /// Whether the loop goes on.
+    pub retry_status: RetryStatus,
+}
+
+/// Tokens of one model call.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ModelUsage {
+    /// Tokens read that were not cached.
+    #[serde(default)]
+    pub input_tokens: u64,
+    /// Tokens written.
+    #[serde(default)]
+    pub output_tokens: u64,
+    /// Tokens read from the provider's cache.
+    #[serde(default)]
+    pub cache_read_input_tokens: u64,
+    /// Tokens stored in the provider's cache.
+    #[serde(default)]
+    pub cache_creation_input_tokens: u64,
+}
+
+impl ModelUsage {
+    /// Reads the provider's usage object; what is absent or odd counts as zero.
+    pub fn of(usage: &Value) -> Self {
+        let field = |name: &str| usage.get(name).and_then(Value::as_u64).unwrap_or(0);
+        Self {
+            input_tokens: field("input_tokens"),
+            output_tokens: field("output_tokens"),
+            cache_read_input_tokens: field("cache_read_input_tokens"),
+            cache_creation_input_tokens: field("cache_creation_input_tokens"),
+        }
+    }
+}
+
+/// How a model call failed; the journal's form of the server's `ModelFailure`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum FailureKind {
+    /// The same request may be sent again.
+    Transient,
+    /// Sending it again changes nothing.
+    Rejected,
+    /// The key is missing or not accepted.
+    Unauthorized,
+}
+
+/// Whether a tool call was let through, in the API's words.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Permission {
+    /// It runs.
+    Allow,
+    /// It is answered with an error and never runs: unknown tool, malformed or cut input.
+    Deny,
+}
+
+/// What happened. The serialised `type` is the record's kind.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "type")]
+pub enum Body {
+    /// Public: the user said something.
+    #[serde(rename = "user.message")]
+    UserMessage {
+        /// Blocks as the client sent them.
+        content: Vec<Value>,
+    },
+    /// Public: the user ends the turn.
+    #[serde(rename = "user.interrupt")]
+    UserInterrupt {},
+    /// Public: a turn is open, or goes on after a wait.
+    #[serde(rename = "session.status_running")]
+    StatusRunning {},
+    /// Public: no turn is open.
+    #[serde(rename = "session.status_idle")]
+    StatusIdle {
+        /// Why.
+        stop_reason: StopReason,
+    },
+    /// Public: a transient error is waited out.
+    #[serde(rename = "session.status_rescheduled")]
+    StatusRescheduled {},
+    /// Public: the session has ended for good.
+    #[serde(rename = "session.status_terminated")]
+    StatusTerminated {},
+    /// Public: something the user should see went wrong.
+    #[serde(rename = "session.error")]
+    Error {
+        /// What.
+        error: SessionError,
+    },
+    /// Public: a model request begins. Its event id is [`span_id`] of step and attempt.
+    #[serde(rename = "span.model_request_start")]
+    SpanStart {
+        /// The model step.
+        step: StepId,
+        /// From 1.
+        attempt: u32,
+    },
+    /// Public: a model request ended.
+    #[serde(rename = "span.model_request_end")]
+    SpanEnd {
+        /// Event id of the start.
+        model_request_start_id: EventId,
+        /// Whether there is no answer.
+        is_error: bool,
+        /// What it used.
+        model_usage: ModelUsage,
+    },
+    /// Private: a model call is about to be made. Everything up to `upto` is in its request.
+    #[serde(rename = "model.intended")]
+    ModelIntended {
+        /// The step; the same for every attempt.
+        step: StepId,
+        /// The last record that the request takes account of.
+        upto: u64,
+        /// From 1.
+        attempt: u32,
+    },
+    /// Private: the whole answer, as the provider gave it.
+    #[serde(rename = "model.done")]
+    ModelDone {
+        /// The step.
+        step: StepId,
+        /// The provider's raw content blocks.
+        content: Vec<Value>,
+        /// The provider's stop reason.
+        stop_reason: String,
+        /// The provider's usage object.
+        usage: Value,
+        /// The model that answered.
+        model: String,
+        /// The provider's request id.
+        request_id: Option<String>,
+    },
+    /// Private: there is no answer.
+    #[serde(rename = "model.failed")]
+    ModelFailed {
+        /// The step.
+        step: StepId,
+        /// Which attempt failed.
+        attempt: u32,
+        /// What can be done about it.
+        failure: FailureKind,
+        /// HTTP status.
+        status: Option<u16>,
+        /// What the provider asked us to wait.
+        retry_after_ms: Option<u64>,
+        /// For people; never contains a key.
+        detail: String,
+        /// The provider's request id.
+        request_id: Option<String>,
+        /// A random number from 0 to 1000, drawn once, so that the wait can be computed again.
+        jitter_permille: u16,
+    },
+    /// Private: the call was cancelled; its partial answer is dropped.
+    #[serde(rename = "model.abandoned")]
+    ModelAbandoned {
+        /// The step.
+        step: StepId,
+        /// Why.
+        reason: String,
+    },
+    /// Public: the model thought.
+    #[serde(rename = "agent.thinking")]
+    AgentThinking {},
+    /// Public: the model said something.
+    #[serde(rename = "agent.message")]
+    AgentMessage {
+        /// Text blocks.
+        content: Vec<Value>,
+    },
+    /// Public: the model calls a tool. This is the durable intention of the tool step; its event id is
+    /// [`step_event`] of the step.
+    #[serde(rename = "agent.tool_use")]
+    ToolUse {
+        /// The step: our key of the call.
+        step: StepId,
+        /// The model step that asked for it.
+        model_step: StepId,
+        /// Position among the calls of that answer, from 0.
+        index: u32,
+        /// The provider's id of the call, for the prompt.
+        call_id: String,
+        /// The tool.
+        name: String,
+        /// Its input.
+        input: Map<String, Value>,
+        /// Whether it may run.
+        evaluated_permission: Permission,
+        /// The error the model gets when it may not.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        refusal: Option<String>,
+    },
+    /// Private: the call is about to be handed to this sandbox.
+    #[serde(rename = "tool.dispatched")]
+    ToolDispatched {
+        /// The step.
+        step: StepId,
+        /// The sandbox.
+        sandbox: SandboxId,
+    },
+    /// Private: it is proven that the call never started; it is dispatched again.
+    #[serde(rename = "tool.never_started")]
+    ToolNeverStarted {
+        /// The step.
+        step: StepId,
+        /// For people.
+        reason: String,
+    },
+    /// Public: the call's result, real or a substitute.
+    #[serde(rename = "agent.tool_result")]
+    ToolResult {
+        /// The step.
+        step: StepId,
+        /// Event id of the `agent.tool_use`.
+        tool_use_id: EventId,
+        /// Text and image blocks.
+        content: Vec<Value>,
+        /// Whether the model sees it as a failure.
+        is_error: bool,
+        /// Whether it stands in for a result that will never come.
+        #[serde(default)]
+        substitute: bool,
+    },
+    /// Private: a cancelled call has ended; nothing of it runs any more.
+    #[serde(rename = "tool.ended")]
+    ToolEnded {
+        /// The step.
+        step: StepId,
+    },
+    /// Private: the interrupts up to here have had their effect.
+    #[serde(rename = "interrupt.handled")]
+    InterruptHandled {
+        /// The last of them.
+        upto: u64,
+    },
+    /// Private: a driver took the session up; whatever was under way before is asked for again.
+    #[serde(rename = "driver.claimed")]
+    DriverClaimed {
+        /// Its fencing token.
+        epoch: u64,
+    },
+    /// Private: the link to the runner broke; whatever was under way is asked for again.
+    #[serde(rename = "runner.lost")]
+    RunnerLost {
+        /// For people.
+        reason: String,
+    },
+    /// Public: tool calls wait because no sandbox can be had now.
+    #[serde(rename = "sandbox.waiting")]
+    SandboxWaiting {
+        /// For what.
+        reason: String,
+    },
+    /// Public: the home's sandbox is ready.
+    #[serde(rename = "sandbox.ready")]
+    SandboxReady {
+        /// Which.
+        sandbox: SandboxId,
+        /// `adopted`, `kept`, `materialized` or `empty`.
+        source: String,
+        /// The published generation that the home descends from.
+        generation: Generation,
+        /// A working copy that was moved aside: where it is.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        set_aside: Option<String>,
+        /// Time from request to ready.
+        elapsed_ms: u64,
+    },
+    /// Public: the sandbox is gone.
+    #[serde(rename = "sandbox.lost")]
+    SandboxLost {
+        /// Which.
+        sandbox: SandboxId,
+        /// Why.
+        reason: String,
+    },
+    /// Public: the sandbox could not be made ready.
+    #[serde(rename = "sandbox.failed")]
+    SandboxFailed {
+        /// What can be done about it.
+        fault: Fault,
+        /// For people.
+        detail: String,
+        /// From 1; counts since the last success.
+        attempt: u32,
+        /// As in `model.failed`.
+        jitter_permille: u16,
+    },
+    /// Public: a state of the home is published.
+    #[serde(rename = "home.secured")]
+    HomeSecured {
+        /// Its number.
+        generation: Generation,
+        /// The state.
+        root: RootHash,
+        /// How still the home was.
+        kind: SnapshotKind,
+        /// The last finished step whose files it contains.
+        step: Option<StepId>,
+        /// Whether it differs from the generation before.
+        changed: bool,
+        /// Files in the home.
+        #[serde(default)]
+        files: u64,
+        /// Their bytes.
+        #[serde(default)]
+        bytes: u64,
+    },
+    /// Public: the home could not be secured; work goes on.
+    #[serde(rename = "home.secure_failed")]
+    HomeSecureFailed {
+        /// What can be done about it.
+        fault: Fault,
+        /// For people.
+        detail: String,
+    },
+    /// Public: the home went back to a published generation.
+    #[serde(rename = "home_rolled_back")]
+    HomeRolledBack {
+        /// The generation.
+        generation: Generation,
+        /// Event ids of the calls whose files it lacks.
+        steps: Vec<EventId>,
+        /// For people and the model.
+        reason: String,
+    },
+}
+
+/// The public id of a tool step: the same 128 bits under the events' prefix.
+pub fn step_event(step: StepId) -> EventId {
+    EventId::from_uuid(step.as_uuid())
+}
+
+/// The public id of one attempt's `span.model_request_start`.
+pub fn span_id(step: StepId, attempt: u32) -> EventId {
+    EventId::from_uuid(derived_uuid("covey span v1", step.as_uuid(), u64::from(attempt)))
+}
+
+/// A UUID (version 8) computed from what identifies the thing, so that the same fold gives the same id.
+pub(crate) fn derived_uuid(domain: &str, of: uuid::Uuid, number: u64) -> uuid::Uuid {
+    let mut hasher = blake3::Hasher::new_derive_key(domain);
+    hasher.update(of.as_bytes());
+    hasher.update(&number.to_le_bytes());
+    let mut bytes = [0; 16];
+    bytes.copy_from_slice(&hasher.finalize().as_bytes()[..16]);
+    bytes[6] = (bytes[6] & 0x0f) | 0x80;
+    bytes[8] = (bytes[8] & 0x3f) | 0x80;
+    uuid::Uuid::from_bytes(bytes)
+}
+
+impl Body {
+    /// The record's kind: the serialised `type`.
+    pub const fn kind(&self) -> &'static str {
+        match self {
+            Self::UserMessage { .. } => "user.message",
+            Self::UserInterrupt {} => "user.interrupt",
+            Self::StatusRunning {} => "session.status_running",
+            Self::StatusIdle { .. } => "session.status_idle",
+            Self::StatusRescheduled {} => "session.status_rescheduled",
+            Self::StatusTerminated {} => "session.status_terminated",
+            Self::Error { .. } => "session.error",
+            Self::SpanStart { .. } => "span.model_request_start",
+            Self::SpanEnd { .. } => "span.model_request_end",
+            Self::ModelIntended { .. } => "model.intended",
+            Self::ModelDone { .. } => "model.done",
+            Self::ModelFailed { .. } => "model.failed",
+            Self::ModelAbandoned { .. } => "model.abandoned",
+            Self::AgentThinking {} => "agent.thinking",
+            Self::AgentMessage { .. } => "agent.message",
+            Self::ToolUse { .. } => "agent.tool_use",
+            Self::ToolDispatched { .. } => "tool.dispatched",
+            Self::ToolNeverStarted { .. } => "tool.never_started",
+            Self::ToolResult { .. } => "agent.tool_result",
+            Self::ToolEnded { .. } => "tool.ended",
+            Self::InterruptHandled { .. } => "interrupt.handled",
+            Self::DriverClaimed { .. } => "driver.claimed",
+            Self::RunnerLost { .. } => "runner.lost",
+            Self::SandboxWaiting { .. } => "sandbox.waiting",
+            Self::SandboxReady { .. } => "sandbox.ready",
+            Self::SandboxLost { .. } => "sandbox.lost",
+            Self::SandboxFailed { .. } => "sandbox.failed",
+            Self::HomeSecured { .. } => "home.secured",
+            Self::HomeSecureFailed { .. } => "home.secure_failed",
+            Self::HomeRolledBack { .. } => "home_rolled_back",
+        }
+    }
+
+    /// Whether clients see it.
+    pub const fn is_public(&self) -> bool {
+        !matches!(
+            self,
+            Self::ModelIntended { .. }
+                | Self::ModelDone { .. }
+                | Self::ModelFailed { .. }
+                | Self::ModelAbandoned { .. }
+                | Self::ToolDispatched { .. }
+                | Self::ToolNeverStarted { .. }
+                | Self::ToolEnded { .. }
+                | Self::InterruptHandled { .. }
+                | Self::DriverClaimed { .. }
+                | Self::RunnerLost { .. }
+        )
+    }
+
+    /// Whether it comes from a client and waits to be taken.
+    pub const fn is_user(&self) -> bool {
+        matches!(self, Self::UserMessage { .. } | Self::UserInterrupt {})
+    }
+
+    /// The event id that the body itself determines, if it does.
+    pub fn own_event(&self) -> Option<EventId> {
+        match self {
+            Self::ToolUse { step, .. } => Some(step_event(*step)),
+            Self::SpanStart { step, attempt } => Some(span_id(*step, *attempt)),
+            _ => None,
+        }
+    }
+
+    /// The step it is about, for the journal's index.
+    pub const fn step(&self) -> Option<StepId> {
+        match self {
+            Self::ModelIntended { step, .. }
+            | Self::ModelDone { step, .. }
+            | Self::ModelFailed { step, .. }
+            | Self::ModelAbandoned { step, .. }
+            | Self::ToolUse { step, .. }
+            | Self::ToolDispatched { step, .. }
+            | Self::ToolNeverStarted { step, .. }
+            | Self::ToolResult { step, .. }
+            | Self::ToolEnded { step } => Some(*step),
+            _ => None,
+        }
+    }
+
+    /// The session's status from this record on; none when it does not change it.
+    pub const fn status(&self) -> Option<SessionStatus> {
+        match self {
+            Self::StatusRunning {} => Some(SessionStatus::Running),
+            Self::StatusIdle { .. } => Some(SessionStatus::Idle),
+            Self::StatusRescheduled {} => Some(SessionStatus::Rescheduling),
+            Self::StatusTerminated {} => Some(SessionStatus::Terminated),
+            _ => None,
+        }
+    }
+}
+
+impl Record {
+    /// The event as clients see it; none for private records.
+    pub fn public(&self) -> Option<Value> {
+        let id = self.event?;
+        let mut fields = match serde_json::to_value(&self.body) {
+            Ok(Value::Object(fields)) => fields,
+            // Every body serialises to an object; a body that does not is not shown rather than half shown.
+            _ => return None,
+        };
+        for private in ["step", "model_step", "index", "call_id", "refusal", "substitute", "jitter_permille"]
+        {
+            // `home.secured` names its step: as the public id of the call, below.
+            fields.shift_remove(private);
+        }
+        match &self.body {
+            Body::SpanStart { .. } => {
+                fields.shift_remove("attempt");
+            }
+            Body::HomeSecured { step, .. } => {
+                fields.insert("step".into(), json!(step.map(step_event)));
+            }
+            Body::ToolUse { .. } => {
+                fields.insert("evaluation".into(), json!({"type": "always_allow"}));
+                if fields["evaluated_permission"] == "deny" {
+                    fields.shift_remove("evaluation");
+                }
+            }
+            _ => {}
+        }
+        fields.insert("id".into(), json!(id));
+        fields.insert("processed_at".into(), json!(self.processed_at.map(|at| at.to_string())));
+        Some(Value::Object(fields))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn step(n: u128) -> StepId {
+        StepId::from_uuid(uuid::Uuid::from_u128(n))
+    }
+
+    #[test]
+    fn the_kind_is_the_serialised_type() {
+        let bodies = [
+            Body::UserMessage { content: vec![] },
+            Body::StatusIdle { stop_reason: StopReason::EndTurn },
+            Body::ModelIntended { step: step(1), upto: 3, attempt: 1 },
+            Body::HomeRolledBack { generation: Generation(2), steps: vec![], reason: "r".into() },
+            Body::UserInterrupt {},
+        ];
+        for body in bodies {
+            let value = serde_json::to_value(&body).unwrap();
+            assert_eq!(value["type"], body.kind());
+            assert_eq!(serde_json::from_value::<Body>(value).unwrap(), body);
+        }
+    }
+
+    #[test]
+    fn a_public_call_shows_the_steps_public_id_and_nothing_private() {
+        let body = Body::ToolUse {
+            step: step(7),
+            model_step: step(6),
+            index: 0,
+            call_id: "toolu_1".into(),
+            name: "bash".into(),
+            input: Map::new(),
+            evaluated_permission: Permission::Allow,
+            refusal: None,
+        };
+        let at = Timestamp::from_unix_ms(0);
+        let record = Record { seq: 1, event: body.own_event(), at, processed_at: Some(at), body };
+        assert_eq!(
+            record.public().unwrap(),
+            json!({
+                "type": "agent.tool_use", "name": "bash", "input": {}, "evaluated_permission": "allow",
+                "evaluation": {"type": "always_allow"},
+                "id": "sevt_00000000000000000000000000000007", "processed_at": "1970-01-01T00:00:00.000Z",
+            })
+        );
+    }
+
+    #[test]
+    fn derived_ids_differ_by_what_they_are_derived_from() {
+        assert_eq!(span_id(step(1), 1), span_id(step(1), 1));
+        assert_ne!(span_id(step(1), 1), span_id(step(1), 2));
+        assert_ne!(span_id(step(1), 1), span_id(step(2), 1));
+    }
+}

@@ -1,0 +1,242 @@
+//! Agents and their versions. The configuration is the API's JSON document, kept as it is; what the loop
+//! reads of it is `covey_harness::config`'s business.
+
+use covey_types::{AgentId, HomeId, OrgId, Timestamp};
+use rusqlite::{OptionalExtension, Row};
+use serde_json::Value;
+
+use super::{DbError, Page, Read, Result, Tx, parsed, parsed_json, to_json};
+
+/// An agent at its current version.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Agent {
+    /// Its id.
+    pub id: AgentId,
+    /// Its one home.
+    pub home: HomeId,
+    /// Number of the current version, from 1.
+    pub version: u64,
+    /// For people.
+    pub name: String,
+    /// `model`, `system`, `tools`, `metadata`, … as the API takes and gives them.
+    pub config: Value,
+    /// When the agent was created.
+    pub created_at: Timestamp,
+    /// When this version was created.
+    pub updated_at: Timestamp,
+    /// When it was archived.
+    pub archived_at: Option<Timestamp>,
+}
+
+/// One version of an agent's configuration; never changed.
+#[derive(Debug, Clone, PartialEq)]
+pub struct AgentVersion {
+    /// From 1.
+    pub version: u64,
+    /// For people.
+    pub name: String,
+    /// As in [`Agent`].
+    pub config: Value,
+    /// When it was created.
+    pub created_at: Timestamp,
+}
+
+const COLUMNS: &str = "id, home, version, name, config, created_at, updated_at, archived_at";
+
+fn agent_of(row: &Row<'_>) -> Result<Agent> {
+    Ok(Agent {
+        id: parsed("agent", &row.get::<_, String>(0)?)?,
+        home: parsed("agent's home", &row.get::<_, String>(1)?)?,
+        version: row.get::<_, i64>(2)? as u64,
+        name: row.get(3)?,
+        config: parsed_json("agent configuration", &row.get::<_, String>(4)?)?,
+        created_at: Timestamp::from_unix_ms(row.get(5)?),
+        updated_at: Timestamp::from_unix_ms(row.get(6)?),
+        archived_at: row.get::<_, Option<i64>>(7)?.map(Timestamp::from_unix_ms),
+    })
+}
+
+/// Creates an agent at version 1, together with its empty home.
+///
+/// # Errors
+/// When the database refuses.
+pub fn insert(tx: &Tx<'_>, org: OrgId, name: &str, config: &Value) -> Result<Agent> {
+    let now = tx.now();
+    let agent = Agent {
+        id: AgentId::from_uuid(tx.fresh_uuid()),
+        home: HomeId::from_uuid(tx.fresh_uuid()),
+        version: 1,
+        name: name.to_owned(),
+        config: config.clone(),
+        created_at: now,
+        updated_at: now,
+        archived_at: None,
+    };
+    let (org, id, home) = (org.to_string(), agent.id.to_string(), agent.home.to_string());
+    let config = to_json(config)?;
+    tx.conn
+        .prepare_cached("INSERT INTO home (org, id, agent, created_at) VALUES (?1, ?2, ?3, ?4)")?
+        .execute((&org, &home, &id, now.unix_ms()))?;
+    tx.conn
+        .prepare_cached(
+            "INSERT INTO agent (org, id, home, version, name, config, created_at, updated_at)
+             VALUES (?1, ?2, ?3, 1, ?4, ?5, ?6, ?6)",
+        )?
+        .execute((&org, &id, &home, name, &config, now.unix_ms()))?;
+    insert_version(tx, &org, &id, 1, name, &config)?;
+    Ok(agent)
+}
+
+fn insert_version(tx: &Tx<'_>, org: &str, id: &str, version: u64, name: &str, config: &str) -> Result<()> {
+    tx.conn
+        .prepare_cached(
+            "INSERT INTO agent_version (org, agent, version, name, config, created_at)
+             VALUES (?1, ?2, ?3, ?4, ?5, ?6)",
+        )?
+        .execute((org, id, version as i64, name, config, tx.now().unix_ms()))?;
+    Ok(())
+}
+
+/// Reads one agent, archived or not.
+///
+/// # Errors
+/// [`DbError::NotFound`].
+pub fn get(read: &Read<'_>, org: OrgId, id: AgentId) -> Result<Agent> {
+    let sql = format!("SELECT {COLUMNS} FROM agent WHERE org = ?1 AND id = ?2");
+    let mut statement = read.conn.prepare_cached(&sql)?;
+    let mut rows = statement.query((org.to_string(), id.to_string()))?;
+    rows.next()?.map_or_else(|| Err(DbError::not_found("agent", id)), agent_of)
+}
+
+/// Lists agents.
+///
+/// # Errors
+/// When the database refuses.
+pub fn list(read: &Read<'_>, org: OrgId, page: &Page<AgentId>, include_archived: bool) -> Result<Vec<Agent>> {
+    let sql = format!(
+        "SELECT {COLUMNS} FROM agent
+         WHERE org = ?1 AND (?2 IS NULL OR id {} ?2) AND (?3 OR archived_at IS NULL)
+         ORDER BY id {} LIMIT ?4",
+        page.order.beyond(),
+        page.order.sql()
+    );
+    let mut statement = read.conn.prepare_cached(&sql)?;
+    let mut rows =
+        statement.query((org.to_string(), page.after_sql(), include_archived, page.limit_sql()))?;
+    let mut agents = Vec::new();
+    while let Some(row) = rows.next()? {
+        agents.push(agent_of(row)?);
+    }
+    Ok(agents)
+}
+
+/// Makes `config` the agent's next version. With `expected_version`, only when that is still the current
+/// one. The same name and configuration again make no new version.
+///
+/// # Errors
+/// [`DbError::NotFound`]; [`DbError::Conflict`] when the version moved on or the agent is archived.
+pub fn update(
+    tx: &Tx<'_>,
+    org: OrgId,
+    id: AgentId,
+    expected_version: Option<u64>,
+    name: &str,
+    config: &Value,
+) -> Result<Agent> {
+    let current = get(tx, org, id)?;
+    if let Some(expected) = expected_version
+        && expected != current.version
+    {
+        return Err(DbError::Conflict(format!(
+            "agent {id} is at version {}, not {expected}; read it again, then update",
+            current.version
+        )));
+    }
+    if current.archived_at.is_some() {
+        return Err(DbError::Conflict(format!("agent {id} is archived")));
+    }
+    if current.name == name && &current.config == config {
+        return Ok(current);
+    }
+    let (now, version, text) = (tx.now(), current.version + 1, to_json(config)?);
+    tx.conn
+        .prepare_cached(
+            "UPDATE agent SET version = ?3, name = ?4, config = ?5, updated_at = ?6 WHERE org = ?1 AND id = ?2",
+        )?
+        .execute((org.to_string(), id.to_string(), version as i64, name, &text, now.unix_ms()))?;
+    insert_version(tx, &org.to_string(), &id.to_string(), version, name, &text)?;
+    Ok(Agent { version, name: name.to_owned(), config: config.clone(), updated_at: now, ..current })
+}
+
+/// Archives an agent: no new sessions; again is no error.
+///
+/// # Errors
+/// [`DbError::NotFound`].
+pub fn archive(tx: &Tx<'_>, org: OrgId, id: AgentId) -> Result<Agent> {
+    tx.conn
+        .prepare_cached(
+            "UPDATE agent SET archived_at = coalesce(archived_at, ?3) WHERE org = ?1 AND id = ?2",
+        )?
+        .execute((org.to_string(), id.to_string(), tx.now().unix_ms()))?;
+    get(tx, org, id)
+}
+
+fn version_of(row: &Row<'_>) -> Result<AgentVersion> {
+    Ok(AgentVersion {
+        version: row.get::<_, i64>(0)? as u64,
+        name: row.get(1)?,
+        config: parsed_json("agent configuration", &row.get::<_, String>(2)?)?,
+        created_at: Timestamp::from_unix_ms(row.get(3)?),
+    })
+}
+
+/// Reads one version of an agent.
+///
+/// # Errors
+/// [`DbError::NotFound`].
+pub fn version(read: &Read<'_>, org: OrgId, id: AgentId, version: u64) -> Result<AgentVersion> {
+    let mut statement = read.conn.prepare_cached(
+        "SELECT version, name, config, created_at FROM agent_version
+         WHERE org = ?1 AND agent = ?2 AND version = ?3",
+    )?;
+    let mut rows = statement.query((org.to_string(), id.to_string(), version as i64))?;
+    let missing = || Err(DbError::not_found("agent version", format!("{version} of {id}")));
+    rows.next()?.map_or_else(missing, version_of)
+}
+
+/// Lists an agent's versions, newest first, those below `before` only.
+///
+/// # Errors
+/// When the database refuses.
+pub fn versions(
+    read: &Read<'_>,
+    org: OrgId,
+    id: AgentId,
+    before: Option<u64>,
+    limit: usize,
+) -> Result<Vec<AgentVersion>> {
+    let mut statement = read.conn.prepare_cached(
+        "SELECT version, name, config, created_at FROM agent_version
+         WHERE org = ?1 AND agent = ?2 AND (?3 IS NULL OR version < ?3) ORDER BY version DESC LIMIT ?4",
+    )?;
+    let limit = limit.min(super::PAGE_ROWS_MAX) as i64;
+    let mut rows = statement.query((org.to_string(), id.to_string(), before.map(|v| v as i64), limit))?;
+    let mut versions = Vec::new();
+    while let Some(row) = rows.next()? {
+        versions.push(version_of(row)?);
+    }
+    Ok(versions)
+}
+
+/// Finds the agent that owns a home.
+///
+/// # Errors
+/// [`DbError::NotFound`].
+pub fn by_home(read: &Read<'_>, org: OrgId, home: HomeId) -> Result<AgentId> {
+    let id: Option<String> = read
+        .conn
+        .prepare_cached("SELECT agent FROM home WHERE org = ?1 AND id = ?2")?
+        .query_row((org.to_string(), home.to_string()), |row| row.get(0))
+        .optional()?;
+    parsed("agent", &id.ok_or_else(|| DbError::not_found("home", home))?)
+}

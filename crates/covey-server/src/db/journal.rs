@@ -1,0 +1,325 @@
+//! The journal: append and read. Every append moves the session's head in the same transaction; a driver's
+//! append also checks its fencing token there (I5). The database numbers the records.
+
+use covey_harness::record::{Body, Record};
+use covey_types::{EventId, OrgId, SessionId, StepId, Timestamp};
+use rusqlite::{OptionalExtension, Row};
+use serde_json::Value;
+
+use super::{DbError, Order, Read, Result, Tx, parsed, parsed_json, to_json};
+
+/// Bytes of one record's body; larger things belong into the home.
+pub const RECORD_BYTES_MAX: usize = 24 * 1024 * 1024;
+/// Bytes of one user event.
+pub const USER_EVENT_BYTES_MAX: usize = 8 * 1024 * 1024;
+/// User events one request may bring.
+pub const USER_EVENTS_MAX: usize = 100;
+/// User events that may wait to be taken.
+pub const WAITING_EVENTS_MAX: i64 = 1000;
+
+/// A user event to append.
+#[derive(Debug, Clone, PartialEq)]
+pub struct UserEvent {
+    /// `user.message` or `user.interrupt`.
+    pub body: Body,
+    /// Given by the client: the same key again appends nothing and returns the first event.
+    pub dedup: Option<String>,
+}
+
+/// Appends what a client sent, in order, and returns the events as they are in the journal (those that were
+/// there already included). The driver is woken by the commit itself.
+///
+/// # Errors
+/// [`DbError::NotFound`]; [`DbError::Conflict`] for an archived or terminated session; [`DbError::Invalid`]
+/// for other kinds of events; [`DbError::Limit`].
+pub fn append_user_events(
+    tx: &Tx<'_>,
+    org: OrgId,
+    session: SessionId,
+    events: &[UserEvent],
+) -> Result<Vec<Record>> {
+    let row = super::sessions::get(tx, org, session)?;
+    if row.archived_at.is_some() || row.status == covey_types::SessionStatus::Terminated {
+        return Err(DbError::Conflict(format!("session {session} is archived or terminated")));
+    }
+    if events.len() > USER_EVENTS_MAX {
+        return Err(DbError::Limit(format!(
+            "{} events in one request, at most {USER_EVENTS_MAX}",
+            events.len()
+        )));
+    }
+    let waiting: i64 = tx
+        .conn
+        .prepare_cached("SELECT count(*) FROM journal WHERE session = ?1 AND processed_at IS NULL")?
+        .query_row([session.to_string()], |row| row.get(0))?;
+    if waiting + events.len() as i64 > WAITING_EVENTS_MAX {
+        return Err(DbError::Limit(format!(
+            "session {session} has {waiting} events waiting, at most {WAITING_EVENTS_MAX}; wait for it"
+        )));
+    }
+    let mut records = Vec::new();
+    for event in events {
+        if !event.body.is_user() {
+            return Err(DbError::Invalid(format!("clients may not append {}", event.body.kind())));
+        }
+        if let Some(key) = &event.dedup
+            && let Some(known) = by_dedup(tx, org, session, key)?
+        {
+            records.push(known);
+            continue;
+        }
+        let appended = append_rows(tx, org, session, None, vec![event.body.clone()], event.dedup.as_deref())?;
+        records.extend(appended);
+    }
+    Ok(records)
+}
+
+/// Appends for the driver that holds `epoch`, all or nothing.
+///
+/// # Errors
+/// [`DbError::Fenced`] when somebody claimed the session since, or it is gone.
+pub fn append(
+    tx: &Tx<'_>,
+    org: OrgId,
+    session: SessionId,
+    epoch: u64,
+    bodies: Vec<Body>,
+) -> Result<Vec<Record>> {
+    append_rows(tx, org, session, Some(epoch), bodies, None)
+}
+
+/// Appends what is fenced by something else in the same transaction (a home's lease).
+pub(super) fn append_fenced_elsewhere(
+    tx: &Tx<'_>,
+    org: OrgId,
+    session: SessionId,
+    body: Body,
+) -> Result<Vec<Record>> {
+    append_rows(tx, org, session, None, vec![body], None)
+}
+
+fn append_rows(
+    tx: &Tx<'_>,
+    org: OrgId,
+    session: SessionId,
+    epoch: Option<u64>,
+    bodies: Vec<Body>,
+    dedup: Option<&str>,
+) -> Result<Vec<Record>> {
+    let now = tx.now();
+    let (org_text, session_text) = (org.to_string(), session.to_string());
+    let status = bodies.iter().rev().find_map(Body::status);
+    let usage = bodies.iter().fold(covey_harness::record::ModelUsage::default(), |mut sum, body| {
+        if let Body::SpanEnd { model_usage, .. } = body {
+            sum.input_tokens += model_usage.input_tokens;
+            sum.output_tokens += model_usage.output_tokens;
+            sum.cache_read_input_tokens += model_usage.cache_read_input_tokens;
+            sum.cache_creation_input_tokens += model_usage.cache_creation_input_tokens;
+        }
+        sum
+    });
+    // One conditional UPDATE is check and lock at once: a claim cannot slip in between (I5).
+    let moved: Option<(i64, i64)> = tx
+        .conn
+        .prepare_cached(
+            "UPDATE session SET head = head + ?4, updated_at = ?5, status = coalesce(?6, status),
+                    input_tokens = input_tokens + ?7, output_tokens = output_tokens + ?8,
+                    cache_read_input_tokens = cache_read_input_tokens + ?9,
+                    cache_creation_input_tokens = cache_creation_input_tokens + ?10
+             WHERE org = ?1 AND id = ?2 AND (?3 IS NULL OR epoch = ?3)
+             RETURNING head, epoch",
+        )?
+        .query_row(
+            (
+                &org_text,
+                &session_text,
+                epoch.map(|e| e as i64),
+                bodies.len() as i64,
+                now.unix_ms(),
+                status.map(covey_types::SessionStatus::as_str),
+                usage.input_tokens as i64,
+                usage.output_tokens as i64,
+                usage.cache_read_input_tokens as i64,
+                usage.cache_creation_input_tokens as i64,
+            ),
+            |row| Ok((row.get(0)?, row.get(1)?)),
+        )
+        .optional()?;
+    let Some((head, current_epoch)) = moved else {
+        return Err(match epoch {
+            Some(token) => DbError::Fenced { what: format!("session {session}"), token },
+            None => DbError::not_found("session", session),
+        });
+    };
+    let first = head as u64 - bodies.len() as u64 + 1;
+    let mut records = Vec::with_capacity(bodies.len());
+    for (seq, body) in (first..).zip(bodies) {
+        let event =
+            body.is_public().then(|| body.own_event().unwrap_or_else(|| EventId::from_uuid(tx.fresh_uuid())));
+        let processed_at = (!body.is_user()).then_some(now);
+        let record = Record { seq, event, at: now, processed_at, body };
+        insert(tx, &org_text, &session_text, current_epoch, &record, dedup)?;
+        mark_taken(tx, &org_text, &session_text, &record.body, now)?;
+        records.push(record);
+    }
+    tx.touch(session);
+    Ok(records)
+}
+
+fn insert(
+    tx: &Tx<'_>,
+    org: &str,
+    session: &str,
+    epoch: i64,
+    record: &Record,
+    dedup: Option<&str>,
+) -> Result<()> {
+    let text = to_json(&record.body)?;
+    let limit = if record.body.is_user() { USER_EVENT_BYTES_MAX } else { RECORD_BYTES_MAX };
+    if text.len() > limit {
+        return Err(DbError::Limit(format!(
+            "a {} record of {} bytes, at most {limit}; put it into the home and name its path",
+            record.body.kind(),
+            text.len()
+        )));
+    }
+    tx.conn
+        .prepare_cached(
+            "INSERT INTO journal (org, session, seq, epoch, kind, event, step, dedup, body, at, processed_at)
+             VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11)",
+        )?
+        .execute((
+            org,
+            session,
+            record.seq as i64,
+            epoch,
+            record.body.kind(),
+            record.event.map(|e| e.to_string()),
+            record.body.step().map(|s| s.to_string()),
+            dedup,
+            text,
+            record.at.unix_ms(),
+            record.processed_at.map(Timestamp::unix_ms),
+        ))?;
+    Ok(())
+}
+
+/// The record that takes user events account of sets their time, in the same transaction.
+fn mark_taken(tx: &Tx<'_>, org: &str, session: &str, body: &Body, now: Timestamp) -> Result<()> {
+    let (kind, upto) = match body {
+        Body::ModelIntended { upto, .. } => ("user.message", *upto),
+        Body::InterruptHandled { upto } => ("user.interrupt", *upto),
+        _ => return Ok(()),
+    };
+    tx.conn
+        .prepare_cached(
+            "UPDATE journal SET processed_at = ?5
+             WHERE org = ?1 AND session = ?2 AND kind = ?3 AND seq <= ?4 AND processed_at IS NULL",
+        )?
+        .execute((org, session, kind, upto as i64, now.unix_ms()))?;
+    Ok(())
+}
+
+const COLUMNS: &str = "seq, event, body, at, processed_at";
+
+fn record_of(row: &Row<'_>) -> Result<Record> {
+    Ok(Record {
+        seq: row.get::<_, i64>(0)? as u64,
+        event: row.get::<_, Option<String>>(1)?.map(|e| parsed("event", &e)).transpose()?,
+        body: parsed_json("journal record", &row.get::<_, String>(2)?)?,
+        at: Timestamp::from_unix_ms(row.get(3)?),
+        processed_at: row.get::<_, Option<i64>>(4)?.map(Timestamp::from_unix_ms),
+    })
+}
+
+fn by_dedup(read: &Read<'_>, org: OrgId, session: SessionId, key: &str) -> Result<Option<Record>> {
+    let sql = format!("SELECT {COLUMNS} FROM journal WHERE org = ?1 AND session = ?2 AND dedup = ?3");
+    let mut statement = read.conn.prepare_cached(&sql)?;
+    let mut rows = statement.query((org.to_string(), session.to_string(), key))?;
+    rows.next()?.map(record_of).transpose()
+}
+
+/// Reads all records behind `after_seq`, private ones included, oldest first, at most `limit`.
+///
+/// # Errors
+/// When the database refuses or a record is damaged.
+pub fn since(
+    read: &Read<'_>,
+    org: OrgId,
+    session: SessionId,
+    after_seq: u64,
+    limit: usize,
+) -> Result<Vec<Record>> {
+    let sql = format!(
+        "SELECT {COLUMNS} FROM journal WHERE org = ?1 AND session = ?2 AND seq > ?3 ORDER BY seq LIMIT ?4"
+    );
+    let mut statement = read.conn.prepare_cached(&sql)?;
+    let mut rows = statement.query((org.to_string(), session.to_string(), after_seq as i64, limit as i64))?;
+    let mut records = Vec::new();
+    while let Some(row) = rows.next()? {
+        records.push(record_of(row)?);
+    }
+    Ok(records)
+}
+
+/// Lists public events with their positions: behind `after_seq` in ascending order, before it in descending
+/// order (0 then means: from the newest).
+///
+/// # Errors
+/// [`DbError::NotFound`] for the session.
+pub fn list_public(
+    read: &Read<'_>,
+    org: OrgId,
+    session: SessionId,
+    after_seq: u64,
+    limit: usize,
+    order: Order,
+) -> Result<Vec<(u64, Value)>> {
+    super::sessions::get(read, org, session)?;
+    let from_newest = order == Order::Descending && after_seq == 0;
+    let cursor = if from_newest { i64::MAX } else { after_seq as i64 };
+    let sql = format!(
+        "SELECT {COLUMNS} FROM journal
+         WHERE org = ?1 AND session = ?2 AND seq {} ?3 AND event IS NOT NULL ORDER BY seq {} LIMIT ?4",
+        order.beyond(),
+        order.sql()
+    );
+    let mut statement = read.conn.prepare_cached(&sql)?;
+    let limit = limit.min(super::PAGE_ROWS_MAX) as i64;
+    let mut rows = statement.query((org.to_string(), session.to_string(), cursor, limit))?;
+    let mut events = Vec::new();
+    while let Some(row) = rows.next()? {
+        let record = record_of(row)?;
+        let seq = record.seq;
+        events.extend(record.public().map(|event| (seq, event)));
+    }
+    Ok(events)
+}
+
+/// Position of a public event, for `Last-Event-ID`; none when the session has no such event.
+///
+/// # Errors
+/// When the database refuses.
+pub fn seq_of(read: &Read<'_>, org: OrgId, session: SessionId, event: EventId) -> Result<Option<u64>> {
+    let seq: Option<i64> = read
+        .conn
+        .prepare_cached("SELECT seq FROM journal WHERE org = ?1 AND session = ?2 AND event = ?3")?
+        .query_row((org.to_string(), session.to_string(), event.to_string()), |row| row.get(0))
+        .optional()?;
+    Ok(seq.map(|s| s as u64))
+}
+
+/// Whether the call's result is in the journal, so that the runner's copy may be dropped.
+///
+/// # Errors
+/// When the database refuses.
+pub fn has_result(read: &Read<'_>, session: SessionId, step: StepId) -> Result<bool> {
+    let found: Option<i64> = read
+        .conn
+        .prepare_cached(
+            "SELECT 1 FROM journal WHERE session = ?1 AND step = ?2 AND kind = 'agent.tool_result'",
+        )?
+        .query_row((session.to_string(), step.to_string()), |row| row.get(0))
+        .optional()?;
+    Ok(found.is_some())
+}

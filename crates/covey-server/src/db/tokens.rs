@@ -1,0 +1,122 @@
+//! API tokens. Only the hash of a secret is stored: a copy of the database opens nothing.
+
+use covey_types::{OrgId, Timestamp, TokenId};
+use rusqlite::OptionalExtension;
+
+use super::{DbError, Read, Result, Tx, parsed};
+
+/// What a secret begins with, so that scanners for leaked secrets recognise it.
+pub const SECRET_PREFIX: &str = "covey_";
+
+/// A token without its secret.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Token {
+    /// Its id.
+    pub id: TokenId,
+    /// For people.
+    pub name: String,
+    /// When it was created.
+    pub created_at: Timestamp,
+    /// When it was last seen, to within [`LAST_USED_RESOLUTION_MS`].
+    pub last_used_at: Option<Timestamp>,
+    /// When it was revoked.
+    pub revoked_at: Option<Timestamp>,
+}
+
+/// A use is written down at most this often, so that reading requests do not become writes.
+pub const LAST_USED_RESOLUTION_MS: i64 = 60_000;
+
+fn hash_of(secret: &str) -> [u8; 32] {
+    // A plain hash suffices: the secret has 256 random bits, so there is nothing to guess.
+    *blake3::hash(secret.as_bytes()).as_bytes()
+}
+
+/// Creates a token and returns it with its secret, which cannot be had again.
+///
+/// # Errors
+/// When the database or the system's randomness refuses.
+pub fn create(tx: &Tx<'_>, org: OrgId, name: &str) -> Result<(Token, String)> {
+    let mut random = [0_u8; 32];
+    getrandom::fill(&mut random)
+        .map_err(|e| DbError::Conflict(format!("the system gave no randomness for a token: {e}")))?;
+    let hex: String = random.iter().map(|byte| format!("{byte:02x}")).collect();
+    let secret = format!("{SECRET_PREFIX}{hex}");
+    let token = Token {
+        id: TokenId::from_uuid(tx.fresh_uuid()),
+        name: name.to_owned(),
+        created_at: tx.now(),
+        last_used_at: None,
+        revoked_at: None,
+    };
+    tx.conn
+        .prepare_cached("INSERT INTO token (org, id, name, hash, created_at) VALUES (?1, ?2, ?3, ?4, ?5)")?
+        .execute((
+            org.to_string(),
+            token.id.to_string(),
+            name,
+            hash_of(&secret).as_slice(),
+            token.created_at.unix_ms(),
+        ))?;
+    Ok((token, secret))
+}
+
+/// Finds who a secret belongs to; none when it is unknown or revoked.
+///
+/// # Errors
+/// When the database refuses.
+pub fn verify(read: &Read<'_>, secret: &str) -> Result<Option<(OrgId, TokenId)>> {
+    let row: Option<(String, String)> = read
+        .conn
+        .prepare_cached("SELECT org, id FROM token WHERE hash = ?1 AND revoked_at IS NULL")?
+        .query_row([hash_of(secret).as_slice()], |row| Ok((row.get(0)?, row.get(1)?)))
+        .optional()?;
+    row.map(|(org, id)| Ok((parsed("org", &org)?, parsed("token", &id)?))).transpose()
+}
+
+/// Notes that a token was used.
+///
+/// # Errors
+/// When the database refuses.
+pub fn touch(tx: &Tx<'_>, org: OrgId, id: TokenId) -> Result<()> {
+    let now = tx.now().unix_ms();
+    tx.conn
+        .prepare_cached(
+            "UPDATE token SET last_used_at = ?3 WHERE org = ?1 AND id = ?2 AND coalesce(last_used_at, 0) < ?4",
+        )?
+        .execute((org.to_string(), id.to_string(), now, now - LAST_USED_RESOLUTION_MS))?;
+    Ok(())
+}
+
+/// Lists the tokens of an org, newest first, revoked ones included.
+///
+/// # Errors
+/// When the database refuses.
+pub fn list(read: &Read<'_>, org: OrgId) -> Result<Vec<Token>> {
+    let mut statement = read.conn.prepare_cached(
+        "SELECT id, name, created_at, last_used_at, revoked_at FROM token WHERE org = ?1 ORDER BY id DESC",
+    )?;
+    let mut rows = statement.query([org.to_string()])?;
+    let mut tokens = Vec::new();
+    while let Some(row) = rows.next()? {
+        tokens.push(Token {
+            id: parsed("token", &row.get::<_, String>(0)?)?,
+            name: row.get(1)?,
+            created_at: Timestamp::from_unix_ms(row.get(2)?),
+            last_used_at: row.get::<_, Option<i64>>(3)?.map(Timestamp::from_unix_ms),
+            revoked_at: row.get::<_, Option<i64>>(4)?.map(Timestamp::from_unix_ms),
+        });
+    }
+    Ok(tokens)
+}
+
+/// Revokes a token for good; again is no error.
+///
+/// # Errors
+/// [`DbError::NotFound`].
+pub fn revoke(tx: &Tx<'_>, org: OrgId, id: TokenId) -> Result<()> {
+    let found = tx
+        .conn
+        .prepare_cached("UPDATE token SET revoked_at = coalesce(revoked_at, ?3) WHERE org = ?1 AND id = ?2")?
+        .execute((org.to_string(), id.to_string(), tx.now().unix_ms()))?;
+    if found == 0 { Err(DbError::not_found("token", id)) } else { Ok(()) }
+}
