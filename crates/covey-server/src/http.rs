@@ -1,1 +1,139 @@
-//! See ARCHITECTURE.md.
+//! The public HTTP API: the routes of the Managed Agents API that a full loop needs, and Covey's own under
+//! `/v1/covey/`.
+//!
+//! Handlers are thin: they read the request, run one named database operation, and write the answer. The org comes
+//! from the token and goes into every query, so what belongs to another org does not exist here. What does not
+//! belong here: SQL, what follows from an event, and anything that waits for a model or a sandbox.
+
+mod agents;
+mod covey;
+mod environments;
+mod error;
+mod events;
+mod extract;
+mod fields;
+mod page;
+mod sessions;
+mod stream;
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex};
+use std::time::Instant;
+
+use axum::Router;
+use axum::extract::Request;
+use axum::http::HeaderValue;
+use axum::middleware::{self, Next};
+use axum::response::Response;
+use axum::routing::{get, post};
+use covey_types::TokenId;
+use tokio::net::TcpListener;
+use tokio::sync::Semaphore;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use self::error::{ApiError, REQUEST_ID};
+use crate::db::Db;
+
+/// Event streams that may be open at the same time; more are refused with 429.
+pub const STREAMS_MAX: usize = 1024;
+
+/// What the handlers share. Clones are the same API.
+#[derive(Debug, Clone)]
+pub struct Api {
+    inner: Arc<Inner>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    db: Db,
+    stop: CancellationToken,
+    tasks: TaskTracker,
+    streams: Arc<Semaphore>,
+    /// When a token's use was last written down; one entry per valid token that was seen.
+    token_uses: Mutex<HashMap<TokenId, Instant>>,
+}
+
+impl Api {
+    /// Makes an API over `db`. When `stop` is cancelled, open event streams end.
+    pub fn new(db: Db, stop: CancellationToken) -> Self {
+        let streams = Arc::new(Semaphore::new(STREAMS_MAX));
+        let inner = Inner { db, stop, tasks: TaskTracker::new(), streams, token_uses: Mutex::default() };
+        Self { inner: Arc::new(inner) }
+    }
+
+    /// The routes, to be served or merged with others.
+    pub fn router(&self) -> Router {
+        let agents = Router::new()
+            .route("/", get(agents::list).post(agents::create))
+            .route("/{agent}", get(agents::get).post(agents::update))
+            .route("/{agent}/archive", post(agents::archive))
+            .route("/{agent}/versions", get(agents::versions));
+        let environments = Router::new()
+            .route("/", get(environments::list).post(environments::create))
+            .route(
+                "/{environment}",
+                get(environments::get).post(environments::update).delete(environments::delete),
+            )
+            .route("/{environment}/archive", post(environments::archive));
+        let sessions = Router::new()
+            .route("/", get(sessions::list).post(sessions::create))
+            .route("/{session}", get(sessions::get).post(sessions::update).delete(sessions::delete))
+            .route("/{session}/archive", post(sessions::archive))
+            .route("/{session}/events", get(events::list).post(events::send))
+            .route("/{session}/events/stream", get(events::stream));
+        let covey = Router::new()
+            .route("/homes", get(covey::homes))
+            .route("/homes/{home}", get(covey::home))
+            .route("/homes/{home}/snapshots", get(covey::snapshots))
+            .route("/homes/{home}/import", post(covey::import))
+            .route("/runners", get(covey::runners))
+            .route("/sessions/{session}/records", get(covey::records));
+        Router::new()
+            .route("/healthz", get(covey::health))
+            .nest("/v1/agents", agents)
+            .nest("/v1/environments", environments)
+            .nest("/v1/sessions", sessions)
+            .nest("/v1/covey", covey)
+            .fallback(no_route)
+            .method_not_allowed_fallback(no_method)
+            .layer(middleware::from_fn(with_request_id))
+            .with_state(self.clone())
+    }
+
+    /// Waits until every event stream has ended; call after `stop` was cancelled.
+    pub async fn finished(&self) {
+        self.inner.tasks.close();
+        self.inner.tasks.wait().await;
+    }
+}
+
+/// Serves `router` on `listener` until `stop` is cancelled; then ends the streams of `api` and waits for open
+/// requests.
+///
+/// # Errors
+/// When the listener fails.
+pub async fn serve(listener: TcpListener, router: Router, api: &Api) -> std::io::Result<()> {
+    let stopped = api.inner.stop.clone().cancelled_owned();
+    let served = axum::serve(listener, router).with_graceful_shutdown(stopped).await;
+    api.finished().await;
+    served
+}
+
+async fn no_route(request: Request) -> ApiError {
+    ApiError::not_found("route", request.uri().path())
+}
+
+async fn no_method(request: Request) -> ApiError {
+    ApiError::method_not_allowed(request.method().as_str(), request.uri().path())
+}
+
+async fn with_request_id(request: Request, next: Next) -> Response {
+    let mut response = next.run(request).await;
+    if !response.headers().contains_key(REQUEST_ID)
+        && let Ok(id) = HeaderValue::try_from(format!("req_{}", uuid::Uuid::now_v7().simple()))
+    {
+        response.headers_mut().insert(REQUEST_ID, id);
+    }
+    response
+}

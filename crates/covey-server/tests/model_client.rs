@@ -1,6 +1,8 @@
 //! The Messages client against the scripted model over real HTTP: every way to cut a stream, every fault, and the
 //! key, which must never come back.
 
+#![expect(clippy::unwrap_used, reason = "a test")]
+
 use std::sync::Mutex;
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! What crosses a socket: the framing, the runner link and the tool link.
+//! What crosses a socket: the framing, the runner link, the tool link, and the answers of the public API.
 //!
 //! Reasons for a crate: **change policy** (old peers are running: fields and variants are appended, never
 //! reinterpreted or removed) and **trust** ([`frame`] is the only decoder of bytes from a sandbox).
@@ -10,6 +10,7 @@
 #![forbid(unsafe_code)]
 #![deny(missing_docs)]
 
+pub mod api;
 pub mod frame;
 pub mod generation;
 pub mod runner;

@@ -170,7 +170,10 @@ fn runner_to_server() {
         ("bug", Fault::Bug),
     ] {
         let detail = "why".to_owned();
-        check(&format!("server-home-failed-{name}"), &RunnerToServer::HomeFailed { home, token, fault, detail });
+        check(
+            &format!("server-home-failed-{name}"),
+            &RunnerToServer::HomeFailed { home, token, fault, detail },
+        );
     }
     check("server-tool-started", &RunnerToServer::ToolStarted { home, step });
     check("server-tool-output", &RunnerToServer::ToolOutput { home, step, text: "line\n".to_owned() });

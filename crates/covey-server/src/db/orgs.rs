@@ -16,10 +16,18 @@ pub fn ensure_default(tx: &Tx<'_>) -> Result<OrgId> {
     if let Some(org) = by_name(tx, DEFAULT_ORG_NAME)? {
         return Ok(org);
     }
+    insert(tx, DEFAULT_ORG_NAME)
+}
+
+/// Creates an org.
+///
+/// # Errors
+/// When the name is taken, or the database refuses.
+pub fn insert(tx: &Tx<'_>, name: &str) -> Result<OrgId> {
     let org = OrgId::from_uuid(tx.fresh_uuid());
     tx.conn.prepare_cached("INSERT INTO org (id, name, created_at) VALUES (?1, ?2, ?3)")?.execute((
         org.to_string(),
-        DEFAULT_ORG_NAME,
+        name,
         tx.now().unix_ms(),
     ))?;
     Ok(org)

@@ -1,0 +1,124 @@
+//! The one error model: every answer that is no success, in the vendor's shape.
+//!
+//! HTTP status and error type follow from [`Fault`] and from nothing else; the text names the thing and the next
+//! step. What is our own fault is logged with the request's id and not told in detail.
+
+use axum::Json;
+use axum::http::{HeaderName, HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use covey_types::Fault;
+use covey_wire::api::{ErrorBody, ErrorDetail};
+
+use crate::db::DbError;
+
+/// Set on every answer; the SDKs show it in their errors.
+pub(super) const REQUEST_ID: HeaderName = HeaderName::from_static("request-id");
+/// The SDKs repeat a 409 unless this says no: repeating a conflict cannot mend it.
+const SHOULD_RETRY: HeaderName = HeaderName::from_static("x-should-retry");
+
+/// An error on its way out.
+#[derive(Debug)]
+pub(super) struct ApiError {
+    status: StatusCode,
+    kind: &'static str,
+    message: String,
+    retry_after_s: Option<u32>,
+}
+
+pub(super) type Result<T> = std::result::Result<T, ApiError>;
+
+impl ApiError {
+    pub(super) fn new(fault: Fault, message: impl Into<String>) -> Self {
+        let (status, kind, retry_after_s) = match fault {
+            Fault::Retry => (StatusCode::SERVICE_UNAVAILABLE, "overloaded_error", Some(1)),
+            Fault::Conflict => (StatusCode::CONFLICT, "conflict_error", None),
+            Fault::NotFound => (StatusCode::NOT_FOUND, "not_found_error", None),
+            Fault::Invalid => (StatusCode::BAD_REQUEST, "invalid_request_error", None),
+            Fault::Denied => (StatusCode::FORBIDDEN, "permission_error", None),
+            Fault::Limit => (StatusCode::TOO_MANY_REQUESTS, "rate_limit_error", Some(5)),
+            Fault::Corrupt | Fault::Bug => (StatusCode::INTERNAL_SERVER_ERROR, "api_error", None),
+        };
+        Self { status, kind, message: message.into(), retry_after_s }
+    }
+
+    pub(super) fn message(&self) -> &str {
+        &self.message
+    }
+
+    pub(super) fn invalid(message: impl Into<String>) -> Self {
+        Self::new(Fault::Invalid, message)
+    }
+
+    /// What belongs to another org answers with exactly this as well.
+    pub(super) fn not_found(what: &str, id: &str) -> Self {
+        let id: String = id.chars().take(80).collect();
+        Self::new(Fault::NotFound, format!("{what} `{id}` does not exist; list them to see which do"))
+    }
+
+    pub(super) fn unauthenticated(message: &str) -> Self {
+        Self {
+            status: StatusCode::UNAUTHORIZED,
+            kind: "authentication_error",
+            message: message.to_owned(),
+            retry_after_s: None,
+        }
+    }
+
+    pub(super) fn too_large(limit: usize) -> Self {
+        Self {
+            status: StatusCode::PAYLOAD_TOO_LARGE,
+            kind: "request_too_large",
+            message: format!("the request body exceeds {limit} bytes"),
+            retry_after_s: None,
+        }
+    }
+
+    pub(super) fn method_not_allowed(method: &str, path: &str) -> Self {
+        Self {
+            status: StatusCode::METHOD_NOT_ALLOWED,
+            kind: "invalid_request_error",
+            message: format!("{method} is not possible on {path}; see docs/api.md for the routes"),
+            retry_after_s: None,
+        }
+    }
+}
+
+impl From<DbError> for ApiError {
+    fn from(error: DbError) -> Self {
+        let fault = error.fault();
+        match fault {
+            Fault::Retry => {
+                tracing::warn!(%error, "the database did not answer a request");
+                Self::new(fault, "the server's database is busy or going down; try again")
+            }
+            Fault::Corrupt | Fault::Bug => {
+                tracing::error!(%error, "a request failed");
+                Self::new(fault, "the server failed; its log has the reason under this request's id")
+            }
+            _ => Self::new(fault, error.to_string()),
+        }
+    }
+}
+
+impl IntoResponse for ApiError {
+    fn into_response(self) -> Response {
+        let id = format!("req_{}", uuid::Uuid::now_v7().simple());
+        if self.status.is_server_error() {
+            tracing::warn!(request = %id, status = self.status.as_u16(), message = %self.message, "answered");
+        }
+        let error = ErrorDetail { kind: self.kind.to_owned(), message: self.message };
+        let body = ErrorBody { kind: "error".to_owned(), error, request_id: id.clone() };
+        let mut response = (self.status, Json(body)).into_response();
+        let headers = response.headers_mut();
+        if let Ok(id) = HeaderValue::try_from(id) {
+            headers.insert(REQUEST_ID, id);
+        }
+        if self.status == StatusCode::CONFLICT {
+            headers.insert(SHOULD_RETRY, HeaderValue::from_static("false"));
+        }
+        if let Some(seconds) = self.retry_after_s {
+            headers.insert(header::RETRY_AFTER, HeaderValue::from(seconds));
+        }
+        response
+    }
+}
