@@ -1,2 +1,32 @@
-//! The `covey` command.
-fn main() {}
+//! The `covey` command: parses, calls one command, turns its error into a sentence and an exit code.
+//!
+//! Data goes to stdout, talk to stderr. What does not belong here: anything that a command does.
+
+mod client;
+mod command;
+mod exit_code;
+mod global;
+mod output;
+mod progress;
+mod view;
+
+use clap::Parser as _;
+
+use crate::exit_code::ExitCode;
+
+fn main() -> std::process::ExitCode {
+    let cli = command::Cli::parse();
+    // Once, before anything can open a connection; a second provider in one process is a bug of ours.
+    if rustls::crypto::ring::default_provider().install_default().is_err() {
+        eprintln!("error: the TLS provider is set twice; this is a fault of covey");
+        return ExitCode::Failure.into();
+    }
+    match command::run(&cli) {
+        Ok(code) => code.into(),
+        Err(error) if output::is_closed_pipe(&error) => ExitCode::Success.into(),
+        Err(error) => {
+            eprintln!("error: {}", output::printable(&format!("{error:#}")));
+            ExitCode::of(&error).into()
+        }
+    }
+}

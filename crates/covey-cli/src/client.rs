@@ -1,0 +1,207 @@
+//! The API as the official SDKs call it: JSON over HTTP under `/v1`, lists in pages, events as a stream.
+//!
+//! Answers stay `serde_json::Value`: the command line shows what the server says and must not lose a field
+//! that it does not know. What does not belong here: what an answer means, and any printing.
+
+mod follow;
+mod sse;
+
+use std::time::Duration;
+
+use covey_types::Fault;
+use reqwest::{Method, Response, StatusCode};
+use serde_json::{Value, json};
+
+pub(crate) use self::follow::{Follow, Heard};
+use crate::global::{ClientFile, Global};
+
+/// A server on this machine answers at once; one far away within seconds.
+const CONNECT_LIMIT: Duration = Duration::from_secs(10);
+/// For anything but the event stream.
+const REQUEST_LIMIT: Duration = Duration::from_secs(120);
+const PAGE_SIZE: u32 = 100;
+/// Pages at most; a server that never ends its pages must not hang a script.
+const PAGES_MAX: usize = 10_000;
+
+/// Why there is no answer.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum ClientError {
+    /// No connection, or it broke.
+    #[error("{url} cannot be reached; is `covey up` running there?")]
+    Unreachable {
+        url: String,
+        #[source]
+        source: reqwest::Error,
+    },
+    /// The server said no.
+    #[error("{message}{}", request_id.as_ref().map(|id| format!(" (request {id})")).unwrap_or_default())]
+    Refused { status: StatusCode, message: String, request_id: Option<String> },
+    /// Not our protocol.
+    #[error("{url} answered something that is not the API of Covey: {what}")]
+    Foreign { url: String, what: String },
+    /// The text cannot be an id of anything.
+    #[error("`{0}` is not an id")]
+    NotAnId(String),
+}
+
+impl ClientError {
+    /// What the caller can do about it.
+    pub(crate) fn fault(&self) -> Fault {
+        match self {
+            Self::Unreachable { .. } => Fault::Retry,
+            Self::Foreign { .. } => Fault::Bug,
+            Self::NotAnId(_) => Fault::Invalid,
+            Self::Refused { status, .. } => match status.as_u16() {
+                401 | 403 => Fault::Denied,
+                404 | 410 => Fault::NotFound,
+                409 | 412 => Fault::Conflict,
+                408 | 429 | 502..=504 | 529 => Fault::Retry,
+                400..=499 => Fault::Invalid,
+                _ => Fault::Bug,
+            },
+        }
+    }
+}
+
+/// A connection to one server with one token.
+#[derive(Debug, Clone)]
+pub(crate) struct Client {
+    http: reqwest::Client,
+    server: ClientFile,
+}
+
+impl Client {
+    pub(crate) fn new(global: &Global) -> anyhow::Result<Self> {
+        let http = reqwest::Client::builder()
+            .connect_timeout(CONNECT_LIMIT)
+            // The token must not follow a redirect to another place.
+            .redirect(reqwest::redirect::Policy::none())
+            .user_agent(concat!("covey/", env!("CARGO_PKG_VERSION")))
+            .build()?;
+        Ok(Self { http, server: global.server()? })
+    }
+
+    pub(crate) async fn get(&self, path: &str) -> Result<Value, ClientError> {
+        self.answer(self.request(Method::GET, path).timeout(REQUEST_LIMIT)).await
+    }
+
+    pub(crate) async fn post(&self, path: &str, body: &Value) -> Result<Value, ClientError> {
+        self.answer(self.request(Method::POST, path).timeout(REQUEST_LIMIT).json(body)).await
+    }
+
+    /// Every item of a list, page by page, at most `max`.
+    pub(crate) async fn list(&self, path: &str, max: Option<usize>) -> Result<Vec<Value>, ClientError> {
+        let mut items = Vec::new();
+        let mut page: Option<String> = None;
+        for _ in 0..PAGES_MAX {
+            let mut request = self.request(Method::GET, path).timeout(REQUEST_LIMIT);
+            request = request.query(&[("limit", PAGE_SIZE)]);
+            if let Some(page) = &page {
+                request = request.query(&[("page", page)]);
+            }
+            let mut answer = self.answer(request).await?;
+            let Some(Value::Array(data)) = answer.get_mut("data").map(Value::take) else {
+                return Err(self.foreign("a list without `data`"));
+            };
+            items.extend(data);
+            page = answer["next_page"].as_str().map(String::from);
+            if page.is_none() || max.is_some_and(|max| items.len() >= max) {
+                items.truncate(max.unwrap_or(usize::MAX));
+                return Ok(items);
+            }
+        }
+        Err(self.foreign("a list that does not end"))
+    }
+
+    /// Sends events to a session.
+    pub(crate) async fn send(&self, session: &str, events: Value) -> Result<Value, ClientError> {
+        self.post(&format!("{}/events", id_path("sessions", session)?), &json!({ "events": events })).await
+    }
+
+    fn request(&self, method: Method, path: &str) -> reqwest::RequestBuilder {
+        let request = self.http.request(method, format!("{}{path}", self.server.url));
+        request.header("x-api-key", &self.server.token).header("anthropic-version", "2023-06-01")
+    }
+
+    async fn answer(&self, request: reqwest::RequestBuilder) -> Result<Value, ClientError> {
+        let response = self.accepted(request).await?;
+        response.json().await.map_err(|error| {
+            if error.is_decode() { self.foreign(&error.to_string()) } else { self.unreachable(error) }
+        })
+    }
+
+    /// The response, when its status says that all is well.
+    async fn accepted(&self, request: reqwest::RequestBuilder) -> Result<Response, ClientError> {
+        let response = request.send().await.map_err(|error| self.unreachable(error))?;
+        let status = response.status();
+        if status.is_success() {
+            return Ok(response);
+        }
+        let text = response.text().await.map_err(|error| self.unreachable(error))?;
+        let body: Value = serde_json::from_str(&text).unwrap_or(Value::Null);
+        let message = match body.pointer("/error/message").and_then(Value::as_str) {
+            Some(message) => message.to_owned(),
+            None => format!("the server answered {status}"),
+        };
+        let request_id = body["request_id"].as_str().map(String::from);
+        Err(ClientError::Refused { status, message, request_id })
+    }
+
+    fn unreachable(&self, source: reqwest::Error) -> ClientError {
+        ClientError::Unreachable { url: self.server.url.clone(), source: source.without_url() }
+    }
+
+    fn foreign(&self, what: &str) -> ClientError {
+        ClientError::Foreign { url: self.server.url.clone(), what: what.to_owned() }
+    }
+}
+
+/// `/v1/<noun>/<id>`, if the text can be an id at all: a `/` in it would name another route.
+pub(crate) fn id_path(noun: &str, id: &str) -> Result<String, ClientError> {
+    if id.is_empty() || !id.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_' || b == b'-') {
+        return Err(ClientError::NotAnId(id.chars().take(80).collect()));
+    }
+    Ok(format!("/v1/{noun}/{id}"))
+}
+
+/// The event that a person's message becomes.
+pub(crate) fn user_message(text: &str) -> Value {
+    json!({ "type": "user.message", "content": [{ "type": "text", "text": text }] })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_id_cannot_lead_to_another_route() {
+        assert_eq!(id_path("agents", "agent_0f").unwrap(), "/v1/agents/agent_0f");
+        for bad in ["", "a/b", "../x", "a?b", "a b", "ä"] {
+            assert!(matches!(id_path("agents", bad), Err(ClientError::NotAnId(_))), "{bad}");
+        }
+    }
+
+    #[test]
+    fn every_status_asks_for_one_reaction() {
+        let fault = |status: u16| {
+            let status = StatusCode::from_u16(status).unwrap();
+            ClientError::Refused { status, message: String::new(), request_id: None }.fault()
+        };
+        let table = [400, 401, 403, 404, 409, 413, 429, 500, 503, 529].map(|status| (status, fault(status)));
+        assert_eq!(
+            table,
+            [
+                (400, Fault::Invalid),
+                (401, Fault::Denied),
+                (403, Fault::Denied),
+                (404, Fault::NotFound),
+                (409, Fault::Conflict),
+                (413, Fault::Invalid),
+                (429, Fault::Retry),
+                (500, Fault::Bug),
+                (503, Fault::Retry),
+                (529, Fault::Retry),
+            ]
+        );
+    }
+}

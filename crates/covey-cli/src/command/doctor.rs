@@ -1,0 +1,197 @@
+//! `covey doctor`: what this machine can and cannot do, found out by trying it.
+//!
+//! Nothing is left behind, and nothing is changed. What does not belong here: knowing how a sandbox is built;
+//! the runner tries that itself.
+
+use std::fs;
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use clap::Args;
+use covey_types::ByteCount;
+use serde_json::{Value, json};
+
+use crate::exit_code::ExitCode;
+use crate::global::Global;
+use crate::output;
+
+/// Below this a first secure of an ordinary home fails half-way.
+const FREE_BYTES_MIN: u64 = 2 * 1024 * 1024 * 1024;
+const FREE_INODES_MIN: u64 = 100_000;
+const REACH_LIMIT: Duration = Duration::from_secs(10);
+const DEFAULT_MODEL_KEY: &str = "ANTHROPIC_API_KEY";
+
+/// Options of `covey doctor`.
+#[derive(Debug, Args)]
+pub(crate) struct DoctorArgs {
+    /// The endpoint that `covey up` shall use; tried when given.
+    #[arg(long, env = "ANTHROPIC_BASE_URL", value_name = "URL")]
+    model_url: Option<String>,
+}
+
+/// What trying one thing showed.
+#[derive(Debug)]
+struct Check {
+    name: String,
+    ok: bool,
+    /// Without it Covey does not work here; the others only limit what it can do.
+    needed: bool,
+    detail: String,
+    remedy: Option<String>,
+}
+
+impl Check {
+    fn passed(name: &str, detail: impl Into<String>) -> Self {
+        Self { name: name.to_owned(), ok: true, needed: true, detail: detail.into(), remedy: None }
+    }
+
+    fn failed(name: &str, detail: impl Into<String>, remedy: impl Into<String>) -> Self {
+        let remedy = Some(remedy.into());
+        Self { name: name.to_owned(), ok: false, needed: true, detail: detail.into(), remedy }
+    }
+
+    /// Covey works without it.
+    fn optional(self) -> Self {
+        Self { needed: false, ..self }
+    }
+
+    fn to_json(&self) -> Value {
+        json!({
+            "name": self.name, "ok": self.ok, "needed": self.needed,
+            "detail": self.detail, "remedy": self.remedy,
+        })
+    }
+
+    fn to_text(&self) -> String {
+        let verdict = match (self.ok, self.needed) {
+            (true, _) => "ok",
+            (false, true) => "NO",
+            (false, false) => "no",
+        };
+        let mut text = format!("{verdict:3} {:18} {}\n", self.name, output::one_line(&self.detail));
+        if let Some(remedy) = &self.remedy {
+            text.push_str(&format!("    {:18} → {}\n", "", output::one_line(remedy)));
+        }
+        text
+    }
+}
+
+pub(crate) async fn run(global: &Global, args: &DoctorArgs) -> anyhow::Result<ExitCode> {
+    let data_dir = global.data_dir()?;
+    let mut checks = vec![data_dir_is_writable(&data_dir), disk_has_space(&data_dir)];
+    checks.extend(isolation(&data_dir));
+    checks.push(model_key());
+    if let Some(url) = &args.model_url {
+        checks.push(model_is_reachable(url).await);
+    }
+    let ok = checks.iter().all(|check| check.ok || !check.needed);
+    let report = json!({ "ok": ok, "checks": checks.iter().map(Check::to_json).collect::<Vec<_>>() });
+    output::value(global.json, &report, |_| {
+        let verdict =
+            if ok { "This machine can run Covey." } else { "This machine cannot run Covey yet: see NO." };
+        checks.iter().map(Check::to_text).collect::<String>() + verdict
+    })?;
+    Ok(if ok { ExitCode::Success } else { ExitCode::Incapable })
+}
+
+/// The directory itself, or what would have to be its parent.
+fn nearest_existing(dir: &Path) -> PathBuf {
+    dir.ancestors().find(|dir| dir.is_dir()).unwrap_or(Path::new("/")).to_owned()
+}
+
+fn data_dir_is_writable(data_dir: &Path) -> Check {
+    let place = nearest_existing(data_dir);
+    match write_lock_and_sync(&place) {
+        Ok(()) => Check::passed("data directory", format!("{}: writes, locks and syncs", place.display())),
+        Err(error) => Check::failed(
+            "data directory",
+            format!("{}: {error}", place.display()),
+            "choose another with --data-dir or COVEY_DATA_DIR, on a local file system that this user may write",
+        ),
+    }
+}
+
+/// What the database asks of a file system.
+fn write_lock_and_sync(dir: &Path) -> std::io::Result<()> {
+    let mut file = tempfile::NamedTempFile::new_in(dir)?;
+    file.write_all(b"covey doctor")?;
+    rustix::fs::flock(file.as_file(), rustix::fs::FlockOperation::NonBlockingLockExclusive)?;
+    file.as_file().sync_all()?;
+    fs::File::open(dir)?.sync_all()?;
+    file.close()
+}
+
+fn disk_has_space(data_dir: &Path) -> Check {
+    let place = nearest_existing(data_dir);
+    let stat = match rustix::fs::statvfs(&place) {
+        Ok(stat) => stat,
+        Err(error) => return Check::failed("disk", error.to_string(), "choose another --data-dir"),
+    };
+    let free = stat.f_bavail.saturating_mul(stat.f_frsize);
+    // Some file systems (btrfs) make inodes as they need them and say 0.
+    let inodes_short = stat.f_files > 0 && stat.f_favail < FREE_INODES_MIN;
+    let detail = format!("{} free at {}", ByteCount(free), place.display());
+    if free < FREE_BYTES_MIN || inodes_short {
+        let wanted = format!(
+            "free {} and {FREE_INODES_MIN} inodes, or choose another --data-dir",
+            ByteCount(FREE_BYTES_MIN)
+        );
+        return Check::failed("disk", format!("{detail}, {} inodes", stat.f_favail), wanted);
+    }
+    Check::passed("disk", detail)
+}
+
+fn isolation(_data_dir: &Path) -> Vec<Check> {
+    Vec::new()
+}
+
+fn model_key() -> Check {
+    let set = std::env::var_os(DEFAULT_MODEL_KEY).is_some_and(|key| !key.is_empty());
+    if set {
+        return Check::passed("model key", format!("{DEFAULT_MODEL_KEY} is set")).optional();
+    }
+    Check::failed(
+        "model key",
+        format!("{DEFAULT_MODEL_KEY} is not set"),
+        "set it for `covey up`, unless the endpoint of --model-url needs none",
+    )
+    .optional()
+}
+
+async fn model_is_reachable(url: &str) -> Check {
+    let client = reqwest::Client::builder().timeout(REACH_LIMIT).build();
+    let answer = match client {
+        Ok(client) => client.get(url).send().await,
+        Err(error) => Err(error),
+    };
+    match answer {
+        // Any answer will do: there is something that speaks HTTP, and only a paid request would say more.
+        Ok(response) => Check::passed("model", format!("{url} answers ({})", response.status())),
+        Err(error) => Check::failed(
+            "model",
+            format!("{url} does not answer: {:#}", anyhow::Error::new(error.without_url())),
+            "check the address, the network and the certificate",
+        ),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_directory_that_cannot_be_written_is_named_with_its_remedy() {
+        let check = data_dir_is_writable(Path::new("/proc/self/no-such-directory"));
+        assert!(!check.ok && check.needed);
+        assert!(check.to_text().starts_with("NO  data directory"), "{}", check.to_text());
+        assert!(check.remedy.is_some_and(|remedy| remedy.contains("--data-dir")));
+    }
+
+    #[test]
+    fn trying_leaves_nothing_behind() {
+        let dir = tempfile::tempdir().unwrap();
+        assert!(data_dir_is_writable(&dir.path().join("not/yet")).ok);
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
+    }
+}

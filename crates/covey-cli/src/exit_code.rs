@@ -1,0 +1,102 @@
+//! Exit codes: what a script can tell apart.
+
+use covey_types::Fault;
+
+use crate::client::ClientError;
+
+/// How the command ended. The numbers are part of the interface: appended, never changed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum ExitCode {
+    /// It did what was asked.
+    Success = 0,
+    /// Anything that has no number of its own, faults of Covey among them.
+    Failure = 1,
+    /// The command line cannot be understood (given by the parser) or the request is wrong; change it.
+    Invalid = 2,
+    /// What was named does not exist.
+    NotFound = 3,
+    /// The token is missing, unknown or not allowed to do this.
+    Denied = 4,
+    /// Something changed meanwhile; look again, then decide.
+    Conflict = 5,
+    /// The server or the store cannot be reached, or asks to try later.
+    Unavailable = 6,
+    /// Stored bytes are damaged.
+    Damaged = 7,
+    /// `covey doctor`: this machine lacks something.
+    Incapable = 8,
+    /// The session ended, but not with a finished turn.
+    Unfinished = 9,
+    /// The person pressed Ctrl-C.
+    Interrupted = 130,
+}
+
+/// For `covey --help`.
+pub(crate) const HELP: &str = "\
+Exit codes:
+  0  done                            5  conflict: changed meanwhile
+  1  failed                          6  server or store not reachable, try later
+  2  wrong command line or request   7  stored bytes are damaged
+  3  not found                       8  doctor: this machine lacks something
+  4  not allowed                     9  the session ended without finishing its turn
+                                   130  interrupted with Ctrl-C";
+
+impl ExitCode {
+    /// The code for an error, found by the first cause that has a class.
+    pub(crate) fn of(error: &anyhow::Error) -> Self {
+        let fault = error.chain().find_map(|cause| {
+            cause
+                .downcast_ref::<ClientError>()
+                .map(ClientError::fault)
+                .or_else(|| cause.downcast_ref::<Refusal>().map(|refusal| refusal.fault))
+        });
+        fault.map_or(Self::Failure, Self::for_fault)
+    }
+
+    const fn for_fault(fault: Fault) -> Self {
+        match fault {
+            Fault::Retry => Self::Unavailable,
+            Fault::Conflict => Self::Conflict,
+            Fault::NotFound => Self::NotFound,
+            Fault::Invalid | Fault::Limit => Self::Invalid,
+            Fault::Denied => Self::Denied,
+            Fault::Corrupt => Self::Damaged,
+            Fault::Bug => Self::Failure,
+        }
+    }
+}
+
+impl From<ExitCode> for std::process::ExitCode {
+    fn from(code: ExitCode) -> Self {
+        Self::from(code as u8)
+    }
+}
+
+/// The command itself will not go on; `text` says why and what to do.
+#[derive(Debug, thiserror::Error)]
+#[error("{text}")]
+pub(crate) struct Refusal {
+    fault: Fault,
+    text: String,
+}
+
+impl Refusal {
+    pub(crate) fn new(fault: Fault, text: impl Into<String>) -> Self {
+        Self { fault, text: text.into() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use anyhow::Context as _;
+
+    use super::*;
+
+    #[test]
+    fn a_class_is_found_below_any_number_of_sentences() {
+        let refused: Result<(), _> = Err(Refusal::new(Fault::Conflict, "the directory changed"));
+        let error = refused.context("writing back").context("covey run").unwrap_err();
+        assert_eq!(ExitCode::of(&error), ExitCode::Conflict);
+        assert_eq!(ExitCode::of(&anyhow::anyhow!("anything")), ExitCode::Failure);
+    }
+}

@@ -1,0 +1,69 @@
+//! Running the binary.
+
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
+
+use serde_json::Value;
+use tempfile::TempDir;
+
+/// An empty place with an empty environment to run `covey` in.
+pub(crate) struct Place {
+    dir: TempDir,
+    url: Option<String>,
+}
+
+/// What a run left.
+#[derive(Debug)]
+pub(crate) struct Ended {
+    pub(crate) code: i32,
+    pub(crate) stdout: String,
+    pub(crate) stderr: String,
+}
+
+impl Place {
+    /// No server is known.
+    pub(crate) fn alone() -> Self {
+        Self { dir: TempDir::new().unwrap(), url: None }
+    }
+
+    /// `COVEY_URL` and `COVEY_TOKEN` lead to `url`.
+    pub(crate) fn with_server(url: &str) -> Self {
+        Self { url: Some(url.to_owned()), ..Self::alone() }
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        self.dir.path()
+    }
+
+    pub(crate) fn command(&self, args: &[&str]) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_covey"));
+        command.args(args).current_dir(self.path()).stdin(Stdio::null());
+        command.env_clear().env("HOME", self.path()).env("PATH", "/usr/bin:/bin");
+        if let Some(url) = &self.url {
+            command.env("COVEY_URL", url).env("COVEY_TOKEN", super::fake_server::TOKEN);
+        }
+        command
+    }
+
+    pub(crate) fn run(&self, args: &[&str]) -> Ended {
+        self.command(args).output().unwrap().into()
+    }
+
+    /// Runs with success and parses the one line of stdout.
+    pub(crate) fn json(&self, args: &[&str]) -> Value {
+        let ended = self.run(args);
+        assert_eq!(ended.code, 0, "{ended:?}");
+        assert_eq!(ended.stdout.lines().count(), 1, "{ended:?}");
+        serde_json::from_str(&ended.stdout).unwrap()
+    }
+}
+
+impl From<Output> for Ended {
+    fn from(output: Output) -> Self {
+        Self {
+            code: output.status.code().unwrap_or(-1),
+            stdout: String::from_utf8(output.stdout).unwrap(),
+            stderr: String::from_utf8(output.stderr).unwrap(),
+        }
+    }
+}

@@ -1,0 +1,40 @@
+//! The `covey` binary from outside: text, JSON, exit codes; one file per command.
+//!
+//! Hermetic: every command runs with an empty environment, in an empty directory, against a fake server in
+//! this process that keeps state and speaks HTTP on a loopback port.
+
+mod agent;
+mod completions;
+mod covey;
+mod demo;
+mod doctor;
+mod fake_server;
+mod home;
+mod run;
+mod runner;
+mod session;
+mod up;
+mod version;
+
+/// A command without a test file is a command that nobody has run.
+#[test]
+fn every_command_has_a_test_file_that_is_compiled() {
+    let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR"));
+    let this = include_str!("main.rs");
+    let mut commands = Vec::new();
+    for entry in std::fs::read_dir(root.join("src/command")).unwrap() {
+        let path = entry.unwrap().path();
+        if path.extension().is_some_and(|extension| extension == "rs") {
+            commands.push(path.file_stem().unwrap().to_str().unwrap().to_owned());
+        }
+    }
+    assert!(commands.len() >= 8, "{commands:?}");
+    for command in commands {
+        assert!(
+            this.contains(&format!("mod {command};")),
+            "`mod {command};` is missing in tests/cli/main.rs"
+        );
+        let tests = std::fs::read_to_string(root.join(format!("tests/cli/{command}.rs"))).unwrap();
+        assert!(tests.contains("#[test]"), "tests/cli/{command}.rs has no test");
+    }
+}
