@@ -119,6 +119,10 @@ impl Decoder {
     ///
     /// # Errors
     /// When the peer sent too much or something else; the link must then be closed.
+    #[expect(
+        clippy::should_implement_trait,
+        reason = "generic over the message; an iterator has one item type"
+    )]
     pub fn next<T: DeserializeOwned>(&mut self) -> Result<Option<T>, FrameError> {
         let Some(length) = self.buffer.first_chunk::<LENGTH_BYTES>() else { return Ok(None) };
         let length = checked_length(*length)?;

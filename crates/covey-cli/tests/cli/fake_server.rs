@@ -4,7 +4,7 @@
 //! agent: a test appends the events that one would cause.
 
 use std::collections::VecDeque;
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{BufRead, BufReader, Write};
 use std::net::{TcpListener, TcpStream};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread;
@@ -77,8 +77,8 @@ impl FakeServer {
         let state = self.state();
         let is_missing = |state: &mut State| !state.asked.iter().any(|asked| asked.path == path);
         let limit = std::time::Duration::from_secs(30);
-        let (_, waited) = self.shared.1.wait_timeout_while(state, limit, is_missing).unwrap();
-        assert!(!waited.timed_out(), "nobody asked for {path}");
+        let waited = self.shared.1.wait_timeout_while(state, limit, is_missing).unwrap();
+        assert!(!waited.1.timed_out(), "nobody asked for {path}");
     }
 
     /// Appends an event to the log of the session and wakes the streams.
