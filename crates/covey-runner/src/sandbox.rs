@@ -3,6 +3,13 @@
 //! Every method blocks; callers on an async runtime use a blocking thread. A backend never falls back to less
 //! isolation than it promises: it fails and says what to change.
 
+mod cgroup;
+mod image;
+pub mod native;
+mod record;
+mod remedy;
+mod setup;
+
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::sync::Arc;

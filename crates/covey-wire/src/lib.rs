@@ -14,4 +14,5 @@ pub mod api;
 pub mod frame;
 pub mod generation;
 pub mod runner;
+pub mod setup;
 pub mod tool;

@@ -2,6 +2,10 @@
 //!
 //! Order on a fresh connection: [`RunnerToSandbox::Hello`], [`SandboxToRunner::Hello`]; then any. At most one
 //! connection is live: a newer one with the same or a higher fencing token closes the older (I5).
+//!
+//! A connection may instead begin with `Freeze`, `Thaw` or `Ping`: that one message is answered and the
+//! connection closed. It carries no token and leaves the live connection alone, so that whoever may reach
+//! the socket can stop and continue the sandbox, as it could with a cgroup.
 
 use covey_types::{FencingToken, SandboxId, StepId};
 use serde::{Deserialize, Serialize};
