@@ -24,7 +24,7 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::fs::{Mode, OFlags};
 use rustix::process::{Pid, PidfdFlags, Signal, WaitId, WaitIdOptions};
 
-use super::cgroup::{self, Cgroups, Controller};
+use super::cgroup::{self, Controller};
 use super::record::{self, ProcessName, Record};
 use super::setup::SetupLink;
 use super::{AdoptError, Sandbox, SandboxBackend, SandboxSpec, StartError, image, remedy};

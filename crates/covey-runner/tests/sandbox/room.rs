@@ -1,0 +1,176 @@
+//! One sandbox with its directories, and a client that speaks the tool link.
+
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use covey_runner::sandbox::native::NativeBackend;
+use covey_runner::sandbox::{Sandbox, SandboxBackend, SandboxSpec};
+use covey_types::{FencingToken, HomeId, SandboxId, StepId};
+use covey_wire::frame;
+use covey_wire::runner::SandboxLimits;
+use covey_wire::tool::{RunnerToSandbox, SandboxToRunner, StepReport, ToolCall, ToolContent, ToolResult};
+use serde_json::{Value, json};
+
+/// A call that takes longer has hung.
+const ANSWER_DEADLINE: Duration = Duration::from_secs(60);
+/// What the sandboxes of these tests run as when the tests run as root.
+const HOST_ID: u32 = 234_567;
+
+pub fn fresh_step() -> StepId {
+    StepId::from_uuid(uuid::Uuid::now_v7())
+}
+
+/// A directory tree for sandboxes of one home.
+#[derive(Debug)]
+pub struct Room {
+    pub root: tempfile::TempDir,
+    pub home: HomeId,
+}
+
+impl Room {
+    pub fn new() -> Self {
+        let root = tempfile::tempdir().unwrap();
+        let room = Self { root, home: HomeId::from_uuid(uuid::Uuid::now_v7()) };
+        std::fs::create_dir(room.home_dir()).unwrap();
+        if rustix::process::geteuid().is_root() {
+            std::os::unix::fs::chown(room.home_dir(), Some(HOST_ID), Some(HOST_ID)).unwrap();
+        }
+        room
+    }
+
+    pub fn home_dir(&self) -> PathBuf {
+        self.root.path().join("home")
+    }
+
+    pub fn outputs_dir(&self) -> PathBuf {
+        self.root.path().join("outputs")
+    }
+
+    pub fn run_dir(&self) -> PathBuf {
+        self.root.path().join("run")
+    }
+
+    pub fn spec(&self) -> SandboxSpec {
+        let is_root = rustix::process::geteuid().is_root();
+        SandboxSpec {
+            sandbox: SandboxId::from_uuid(uuid::Uuid::now_v7()),
+            home: self.home,
+            home_dir: self.home_dir(),
+            outputs_dir: self.outputs_dir(),
+            run_dir: self.run_dir(),
+            host_uid: if is_root { HOST_ID } else { rustix::process::geteuid().as_raw() },
+            host_gid: if is_root { HOST_ID } else { rustix::process::getegid().as_raw() },
+            limits: SandboxLimits::default(),
+            orphan_term: Duration::from_secs(600),
+        }
+    }
+
+    pub fn start(&self) -> Live {
+        self.start_with(&self.spec())
+    }
+
+    pub fn start_with(&self, spec: &SandboxSpec) -> Live {
+        let sandbox = NativeBackend::new().start(spec).unwrap();
+        Live::connect(sandbox, 1)
+    }
+}
+
+/// A running sandbox with a connection; destroyed at the end of the test.
+#[derive(Debug)]
+pub struct Live {
+    pub sandbox: Arc<dyn Sandbox>,
+    pub stream: UnixStream,
+    nonce: AtomicU64,
+}
+
+impl Drop for Live {
+    fn drop(&mut self) {
+        if let Err(error) = self.sandbox.destroy() {
+            eprintln!("{} is left behind: {error}", self.sandbox.id());
+        }
+    }
+}
+
+impl Live {
+    pub fn connect(sandbox: Arc<dyn Sandbox>, token: u64) -> Self {
+        let stream = sandbox.connect(FencingToken(token)).unwrap();
+        stream.set_read_timeout(Some(ANSWER_DEADLINE)).unwrap();
+        Self { sandbox, stream, nonce: AtomicU64::new(0) }
+    }
+
+    pub fn send(&self, message: &RunnerToSandbox) {
+        frame::write(&mut &self.stream, message).unwrap();
+    }
+
+    /// The next message that is not live output.
+    pub fn receive(&self) -> SandboxToRunner {
+        loop {
+            match frame::read(&mut &self.stream).unwrap().expect("the daemon closed the link") {
+                SandboxToRunner::Output { .. } => {}
+                message => return message,
+            }
+        }
+    }
+
+    pub fn begin(&self, name: &str, input: &Value) -> StepId {
+        let step = fresh_step();
+        self.send(&RunnerToSandbox::Call(ToolCall { step, name: name.into(), input: input.to_string() }));
+        assert_eq!(self.receive(), SandboxToRunner::Accepted { step });
+        step
+    }
+
+    pub fn finish(&self, step: StepId) -> ToolResult {
+        match self.receive() {
+            SandboxToRunner::Done { step: of, result } if of == step => result,
+            other => panic!("expected the end of {step}, got {other:?}"),
+        }
+    }
+
+    pub fn call(&self, name: &str, input: &Value) -> ToolResult {
+        let step = self.begin(name, input);
+        self.finish(step)
+    }
+
+    pub fn bash(&self, command: &str) -> ToolResult {
+        self.call("bash", &json!({ "command": command }))
+    }
+
+    /// The output of a command that must succeed.
+    pub fn output(&self, command: &str) -> String {
+        let result = self.bash(command);
+        assert_eq!(result.exit_code, Some(0), "{command}: {result:?}");
+        text(&result)
+    }
+
+    /// The output of a command that must fail.
+    pub fn failure(&self, command: &str) -> String {
+        let result = self.bash(command);
+        assert!(result.is_error && result.exit_code != Some(0), "{command}: {result:?}");
+        text(&result)
+    }
+
+    pub fn query(&self, step: StepId) -> StepReport {
+        self.send(&RunnerToSandbox::Query { step });
+        match self.receive() {
+            SandboxToRunner::Report { step: of, report } if of == step => report,
+            other => panic!("expected a report on {step}, got {other:?}"),
+        }
+    }
+
+    /// Returns after everything sent before has been handled.
+    pub fn ping(&self) {
+        let nonce = self.nonce.fetch_add(1, Ordering::Relaxed);
+        self.send(&RunnerToSandbox::Ping { nonce });
+        assert_eq!(self.receive(), SandboxToRunner::Pong { nonce });
+    }
+}
+
+pub fn text(result: &ToolResult) -> String {
+    match result.content.as_slice() {
+        [ToolContent::Text { text }] => text.clone(),
+        other => panic!("expected one text, got {other:?}"),
+    }
+}
