@@ -19,19 +19,19 @@ const ANSWER_DEADLINE: Duration = Duration::from_secs(60);
 /// What the sandboxes of these tests run as when the tests run as root.
 const HOST_ID: u32 = 234_567;
 
-pub fn fresh_step() -> StepId {
+pub(crate) fn fresh_step() -> StepId {
     StepId::from_uuid(uuid::Uuid::now_v7())
 }
 
 /// A directory tree for sandboxes of one home.
 #[derive(Debug)]
-pub struct Room {
-    pub root: tempfile::TempDir,
-    pub home: HomeId,
+pub(crate) struct Room {
+    pub(crate) root: tempfile::TempDir,
+    pub(crate) home: HomeId,
 }
 
 impl Room {
-    pub fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let root = tempfile::tempdir().unwrap();
         let room = Self { root, home: HomeId::from_uuid(uuid::Uuid::now_v7()) };
         std::fs::create_dir(room.home_dir()).unwrap();
@@ -41,19 +41,19 @@ impl Room {
         room
     }
 
-    pub fn home_dir(&self) -> PathBuf {
+    pub(crate) fn home_dir(&self) -> PathBuf {
         self.root.path().join("home")
     }
 
-    pub fn outputs_dir(&self) -> PathBuf {
+    pub(crate) fn outputs_dir(&self) -> PathBuf {
         self.root.path().join("outputs")
     }
 
-    pub fn run_dir(&self) -> PathBuf {
+    pub(crate) fn run_dir(&self) -> PathBuf {
         self.root.path().join("run")
     }
 
-    pub fn spec(&self) -> SandboxSpec {
+    pub(crate) fn spec(&self) -> SandboxSpec {
         let is_root = rustix::process::geteuid().is_root();
         SandboxSpec {
             sandbox: SandboxId::from_uuid(uuid::Uuid::now_v7()),
@@ -68,11 +68,11 @@ impl Room {
         }
     }
 
-    pub fn start(&self) -> Live {
+    pub(crate) fn start(&self) -> Live {
         self.start_with(&self.spec())
     }
 
-    pub fn start_with(&self, spec: &SandboxSpec) -> Live {
+    pub(crate) fn start_with(&self, spec: &SandboxSpec) -> Live {
         let sandbox = NativeBackend::new().start(spec).unwrap();
         Live::connect(sandbox, 1)
     }
@@ -80,9 +80,9 @@ impl Room {
 
 /// A running sandbox with a connection; destroyed at the end of the test.
 #[derive(Debug)]
-pub struct Live {
-    pub sandbox: Arc<dyn Sandbox>,
-    pub stream: UnixStream,
+pub(crate) struct Live {
+    pub(crate) sandbox: Arc<dyn Sandbox>,
+    pub(crate) stream: UnixStream,
     nonce: AtomicU64,
 }
 
@@ -95,18 +95,18 @@ impl Drop for Live {
 }
 
 impl Live {
-    pub fn connect(sandbox: Arc<dyn Sandbox>, token: u64) -> Self {
+    pub(crate) fn connect(sandbox: Arc<dyn Sandbox>, token: u64) -> Self {
         let stream = sandbox.connect(FencingToken(token)).unwrap();
         stream.set_read_timeout(Some(ANSWER_DEADLINE)).unwrap();
         Self { sandbox, stream, nonce: AtomicU64::new(0) }
     }
 
-    pub fn send(&self, message: &RunnerToSandbox) {
+    pub(crate) fn send(&self, message: &RunnerToSandbox) {
         frame::write(&mut &self.stream, message).unwrap();
     }
 
     /// The next message that is not live output.
-    pub fn receive(&self) -> SandboxToRunner {
+    pub(crate) fn receive(&self) -> SandboxToRunner {
         loop {
             match frame::read(&mut &self.stream).unwrap().expect("the daemon closed the link") {
                 SandboxToRunner::Output { .. } => {}
@@ -115,44 +115,44 @@ impl Live {
         }
     }
 
-    pub fn begin(&self, name: &str, input: &Value) -> StepId {
+    pub(crate) fn begin(&self, name: &str, input: &Value) -> StepId {
         let step = fresh_step();
         self.send(&RunnerToSandbox::Call(ToolCall { step, name: name.into(), input: input.to_string() }));
         assert_eq!(self.receive(), SandboxToRunner::Accepted { step });
         step
     }
 
-    pub fn finish(&self, step: StepId) -> ToolResult {
+    pub(crate) fn finish(&self, step: StepId) -> ToolResult {
         match self.receive() {
             SandboxToRunner::Done { step: of, result } if of == step => result,
             other => panic!("expected the end of {step}, got {other:?}"),
         }
     }
 
-    pub fn call(&self, name: &str, input: &Value) -> ToolResult {
+    pub(crate) fn call(&self, name: &str, input: &Value) -> ToolResult {
         let step = self.begin(name, input);
         self.finish(step)
     }
 
-    pub fn bash(&self, command: &str) -> ToolResult {
+    pub(crate) fn bash(&self, command: &str) -> ToolResult {
         self.call("bash", &json!({ "command": command }))
     }
 
     /// The output of a command that must succeed.
-    pub fn output(&self, command: &str) -> String {
+    pub(crate) fn output(&self, command: &str) -> String {
         let result = self.bash(command);
         assert_eq!(result.exit_code, Some(0), "{command}: {result:?}");
         text(&result)
     }
 
     /// The output of a command that must fail.
-    pub fn failure(&self, command: &str) -> String {
+    pub(crate) fn failure(&self, command: &str) -> String {
         let result = self.bash(command);
         assert!(result.is_error && result.exit_code != Some(0), "{command}: {result:?}");
         text(&result)
     }
 
-    pub fn query(&self, step: StepId) -> StepReport {
+    pub(crate) fn query(&self, step: StepId) -> StepReport {
         self.send(&RunnerToSandbox::Query { step });
         match self.receive() {
             SandboxToRunner::Report { step: of, report } if of == step => report,
@@ -161,14 +161,14 @@ impl Live {
     }
 
     /// Returns after everything sent before has been handled.
-    pub fn ping(&self) {
+    pub(crate) fn ping(&self) {
         let nonce = self.nonce.fetch_add(1, Ordering::Relaxed);
         self.send(&RunnerToSandbox::Ping { nonce });
         assert_eq!(self.receive(), SandboxToRunner::Pong { nonce });
     }
 }
 
-pub fn text(result: &ToolResult) -> String {
+pub(crate) fn text(result: &ToolResult) -> String {
     match result.content.as_slice() {
         [ToolContent::Text { text }] => text.clone(),
         other => panic!("expected one text, got {other:?}"),
