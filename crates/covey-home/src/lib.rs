@@ -1,1 +1,37 @@
 //! The home store: a directory becomes blocks, a manifest and a snapshot, and back.
+//!
+//! Reason for a crate: **purity** of subject. It knows directories, blocks and roots, and no agents, sessions
+//! or sandboxes; orgs and homes are opaque names. Every call blocks; async callers use a blocking thread. The
+//! bytes that it writes are described in `docs/formats/home-store.md`.
+
+#![forbid(unsafe_code)]
+#![deny(missing_docs)]
+
+mod anchor;
+pub mod block;
+mod directory;
+mod excludes;
+pub mod manifest;
+mod materialize;
+mod memory;
+pub mod name;
+pub mod object;
+mod pointer;
+mod progress;
+mod secure;
+mod stat_cache;
+mod sys;
+mod verify;
+mod work;
+
+pub use block::{BLOCK_BYTES_MAX, Block, BlockStore, StoreError, Upload, UploadReport};
+pub use directory::{DirectoryStore, PackReport};
+pub use excludes::{DEFAULT_EXCLUDES, Excludes};
+pub use materialize::{Gap, MaterializeError, MaterializeReport, MaterializeRequest, materialize};
+pub use memory::MemoryStore;
+pub use pointer::{
+    Pointer, PointerError, Pointers, SNAPSHOTS_KEPT_MAX, SecureAndPublishError, secure_and_publish,
+};
+pub use progress::{Counters, NoProgress, Progress};
+pub use secure::{SecureError, SecureReport, SecureRequest, secure};
+pub use verify::{VerifyReport, verify};

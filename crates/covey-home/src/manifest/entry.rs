@@ -1,0 +1,243 @@
+//! One name in a directory, with everything that is kept of it.
+
+use covey_types::BlockHash;
+
+use super::content::{Blob, Content};
+use super::cursor::put_varint;
+use super::{Cursor, MalformedObject};
+
+/// Longest name in bytes, as in the kernel.
+pub const NAME_BYTES_MAX: usize = 255;
+/// Longest target of a symbolic link in bytes (`PATH_MAX` less the NUL).
+const TARGET_BYTES_MAX: usize = 4095;
+/// Longest value of an extended attribute, as in the kernel.
+const XATTR_VALUE_BYTES_MAX: usize = 65_536;
+/// Attributes of one inode at most.
+const XATTRS_MAX: usize = 65_536;
+
+/// A point in time as file systems keep it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Time {
+    /// Seconds since 1970, negative before.
+    pub seconds: i64,
+    /// 0 to 999,999,999, counted forward also before 1970.
+    pub nanoseconds: u32,
+}
+
+/// Metadata that every inode has.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Meta {
+    /// Permission bits with setuid, setgid and sticky: 0 to 0o7777.
+    pub mode: u16,
+    /// Last modification.
+    pub mtime: Time,
+    /// An encoded [`Xattrs`]; empty when there are none.
+    pub xattrs: Blob,
+}
+
+impl Meta {
+    pub(crate) fn encode(&self, out: &mut Vec<u8>) {
+        out.extend_from_slice(&self.mode.to_le_bytes());
+        out.extend_from_slice(&self.mtime.seconds.to_le_bytes());
+        out.extend_from_slice(&self.mtime.nanoseconds.to_le_bytes());
+        self.xattrs.encode(out);
+    }
+
+    pub(crate) fn decode(cursor: &mut Cursor<'_>) -> Result<Self, MalformedObject> {
+        let mode = cursor.u16()?;
+        if mode > 0o7777 {
+            return Err(cursor.malformed("mode bits that are no permission"));
+        }
+        let mtime = Time { seconds: cursor.i64()?, nanoseconds: cursor.u32()? };
+        if mtime.nanoseconds >= 1_000_000_000 {
+            return Err(cursor.malformed("nanoseconds of more than a second"));
+        }
+        let xattrs = Blob::decode(cursor)?;
+        if let Blob::Inline(bytes) = &xattrs {
+            Xattrs::decode(bytes)?;
+        }
+        Ok(Self { mode, mtime, xattrs })
+    }
+}
+
+/// An extended attribute.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Xattr {
+    /// With its namespace, for example `user.note`.
+    pub name: Vec<u8>,
+    /// Any bytes.
+    pub value: Vec<u8>,
+}
+
+/// The extended attributes of one inode, ACLs and capabilities among them, sorted by name.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Xattrs(pub Vec<Xattr>);
+
+impl Xattrs {
+    /// The set's bytes; none for the empty set.
+    pub fn encode(&self) -> Vec<u8> {
+        let mut out = Vec::new();
+        for xattr in &self.0 {
+            put_varint(&mut out, xattr.name.len() as u64);
+            out.extend_from_slice(&xattr.name);
+            put_varint(&mut out, xattr.value.len() as u64);
+            out.extend_from_slice(&xattr.value);
+        }
+        out
+    }
+
+    /// Reads the set's bytes.
+    ///
+    /// # Errors
+    /// When names are not sorted, not of a kept namespace, or anything is too long.
+    pub fn decode(bytes: &[u8]) -> Result<Self, MalformedObject> {
+        let mut cursor = Cursor::new(bytes, "extended attributes");
+        let mut xattrs: Vec<Xattr> = Vec::new();
+        while !cursor.is_at_end() {
+            let len = cursor.length(NAME_BYTES_MAX, "an attribute's name that is too long")?;
+            let name = cursor.take(len)?;
+            if !is_kept_xattr(name) || name.contains(&0) {
+                return Err(cursor.malformed("an attribute that is never kept"));
+            }
+            if xattrs.last().is_some_and(|last| last.name.as_slice() >= name) || xattrs.len() >= XATTRS_MAX {
+                return Err(cursor.malformed("attributes that are not sorted, or too many"));
+            }
+            let len = cursor.length(XATTR_VALUE_BYTES_MAX, "an attribute's value that is too long")?;
+            xattrs.push(Xattr { name: name.to_vec(), value: cursor.take(len)?.to_vec() });
+        }
+        Ok(Self(xattrs))
+    }
+}
+
+/// Which attributes are kept: the user's own, file capabilities, and POSIX ACLs. Others (`security.selinux`,
+/// `trusted.*`) belong to the host and not to the home.
+pub(crate) fn is_kept_xattr(name: &[u8]) -> bool {
+    (name.starts_with(b"user.") && name.len() > 5)
+        || matches!(name, b"security.capability" | b"system.posix_acl_access" | b"system.posix_acl_default")
+}
+
+/// Kinds of entries that are kept.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum EntryKind {
+    /// Regular file.
+    File,
+    /// Directory.
+    Directory,
+    /// Symbolic link.
+    Symlink,
+    /// Named pipe.
+    Fifo,
+}
+
+/// What an entry is.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub enum EntryBody {
+    /// Regular file.
+    File(Content),
+    /// Directory, by its listing object.
+    Directory {
+        /// The listing.
+        listing: BlockHash,
+    },
+    /// Symbolic link; the target is any bytes but NUL.
+    Symlink {
+        /// 1 to 4095 bytes.
+        target: Vec<u8>,
+    },
+    /// Named pipe.
+    Fifo,
+}
+
+/// Everything that is kept of a name's inode. Two names of one inode have equal entries.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Entry {
+    /// Common metadata.
+    pub meta: Meta,
+    /// The rest.
+    pub body: EntryBody,
+}
+
+impl Entry {
+    /// Which kind it is.
+    pub const fn kind(&self) -> EntryKind {
+        match self.body {
+            EntryBody::File(_) => EntryKind::File,
+            EntryBody::Directory { .. } => EntryKind::Directory,
+            EntryBody::Symlink { .. } => EntryKind::Symlink,
+            EntryBody::Fifo => EntryKind::Fifo,
+        }
+    }
+
+    /// The entry's bytes without its name.
+    pub fn encode(&self) -> Vec<u8> {
+        let mut out = Vec::with_capacity(64);
+        out.push(match self.kind() {
+            EntryKind::File => 1,
+            EntryKind::Directory => 2,
+            EntryKind::Symlink => 3,
+            EntryKind::Fifo => 4,
+        });
+        self.meta.encode(&mut out);
+        match &self.body {
+            EntryBody::File(content) => content.encode(&mut out),
+            EntryBody::Directory { listing } => out.extend_from_slice(listing.as_bytes()),
+            EntryBody::Symlink { target } => {
+                put_varint(&mut out, target.len() as u64);
+                out.extend_from_slice(target);
+            }
+            EntryBody::Fifo => {}
+        }
+        out
+    }
+
+    pub(crate) fn decode(cursor: &mut Cursor<'_>) -> Result<Self, MalformedObject> {
+        let kind = cursor.u8()?;
+        let meta = Meta::decode(cursor)?;
+        let body = match kind {
+            1 => EntryBody::File(Content::decode(cursor)?),
+            2 => EntryBody::Directory { listing: cursor.hash()? },
+            3 => {
+                let len = cursor.length(TARGET_BYTES_MAX, "a link target that is too long")?;
+                let target = cursor.take(len)?;
+                if target.is_empty() || target.contains(&0) {
+                    return Err(cursor.malformed("a link target that is empty or contains NUL"));
+                }
+                EntryBody::Symlink { target: target.to_vec() }
+            }
+            4 => EntryBody::Fifo,
+            _ => return Err(cursor.malformed("an unknown kind of entry")),
+        };
+        Ok(Self { meta, body })
+    }
+
+    /// The blocks that the entry itself names: content, content map, attributes or listing. Blocks behind a
+    /// content map that is not inline are not among them.
+    pub fn blocks(&self) -> Vec<BlockHash> {
+        let mut blocks = self.meta.xattrs.blocks().to_vec();
+        match &self.body {
+            EntryBody::File(Content::Whole { block, .. }) => blocks.push(*block),
+            EntryBody::File(Content::Mapped { size, map }) => match map {
+                Blob::Inline(bytes) => {
+                    blocks.extend(
+                        super::ContentMap::decode(bytes, *size).into_iter().flat_map(|map| map.blocks),
+                    );
+                }
+                Blob::Blocks { blocks: of_map, .. } => blocks.extend(of_map),
+            },
+            EntryBody::Directory { listing } => blocks.push(*listing),
+            EntryBody::File(Content::Nothing { .. }) | EntryBody::Symlink { .. } | EntryBody::Fifo => {}
+        }
+        blocks
+    }
+}
+
+/// Checks a name: one component that cannot leave its directory.
+pub(crate) fn check_entry_name(name: &[u8], cursor: &Cursor<'_>) -> Result<(), MalformedObject> {
+    if name.is_empty() || name.len() > NAME_BYTES_MAX {
+        return Err(cursor.malformed("a name that is empty or too long"));
+    }
+    if name == b"." || name == b".." || name.contains(&b'/') || name.contains(&0) {
+        return Err(cursor.malformed("a name that is `.` or `..` or contains `/` or NUL"));
+    }
+    Ok(())
+}

@@ -1,0 +1,229 @@
+//! Secure: a home directory becomes new blocks, listings and a root.
+//!
+//! What stays true: a root is only returned when every block it names is durable in the store (I6); nothing is
+//! silently left out: what is not kept is counted and named, what cannot be read is an error or makes the
+//! report partial; the home itself is only read. What does not belong here: pointers; who may publish.
+//!
+//! A change through a writable memory map shows in ctime only at its first write after a write-back; a process
+//! that is stopped by the caller while this runs (I12) cannot race, one that is not, can.
+
+mod file;
+mod job;
+mod scan;
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::AtomicBool;
+use std::time::Instant;
+
+use covey_types::{BlockHash, Fault, Generation, RootHash};
+use serde::Serialize;
+
+use crate::block::{BlockStore, StoreError};
+use crate::excludes::Excludes;
+use crate::manifest::{LinkTable, Root};
+use crate::progress::Progress;
+use crate::stat_cache::{self, StatCache};
+use crate::sys;
+use job::Job;
+
+/// What to secure.
+#[derive(Clone, Copy)]
+pub struct SecureRequest<'a> {
+    /// The home's directory.
+    pub dir: &'a Path,
+    /// Where blocks go.
+    pub store: &'a dyn BlockStore,
+    /// The stat cache's file, outside the home; it need not exist. Without one everything is read.
+    pub stat_cache: Option<&'a Path>,
+    /// What is not kept.
+    pub excludes: &'a Excludes,
+    /// The root to compare with.
+    pub previous: Option<RootHash>,
+    /// Ends the work early with [`SecureError::Cancelled`].
+    pub cancel: &'a AtomicBool,
+    /// Who watches.
+    pub progress: &'a dyn Progress,
+    /// Threads to walk, read and compress with; 0: as many as there are processors.
+    pub threads: usize,
+}
+
+impl std::fmt::Debug for SecureRequest<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("SecureRequest")
+            .field("dir", &self.dir)
+            .field("previous", &self.previous)
+            .finish_non_exhaustive()
+    }
+}
+
+/// What a secure did. The field names are those of `covey home secure --json`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct SecureReport {
+    /// Names the state.
+    pub root: RootHash,
+    /// The number it was published under; none where nothing was published.
+    pub generation: Option<Generation>,
+    /// Whether the root differs from the previous one (or there was none).
+    pub changed: bool,
+    /// Regular files in the home, each name counted.
+    pub files: u64,
+    /// Their bytes.
+    pub bytes: u64,
+    /// Files that were opened and read.
+    pub files_read: u64,
+    /// Bytes read from them.
+    pub bytes_read: u64,
+    /// Blocks that the store did not have, objects of the manifest among them.
+    pub blocks_new: u64,
+    /// Their bytes.
+    pub bytes_new: u64,
+    /// Bytes that the store grew by.
+    pub stored_bytes_new: u64,
+    /// Duration in milliseconds.
+    pub elapsed_ms: u64,
+    /// Something could not be read and stands as it was before; `warnings` says what.
+    pub partial: bool,
+    /// Sockets and device nodes, which are not kept.
+    pub skipped: u64,
+    /// The first of their paths, lossily as text.
+    pub skipped_paths: Vec<String>,
+    /// For people: patterns that cannot be read, files that changed while they were read, a lost stat cache.
+    pub warnings: Vec<String>,
+}
+
+/// Why a home was not secured.
+#[derive(Debug, thiserror::Error)]
+pub enum SecureError {
+    /// The caller's flag.
+    #[error("cancelled")]
+    Cancelled,
+    /// It cannot be read, and no earlier state of it is known.
+    #[error("`{path}` in the home cannot be read; give its owner access or exclude it")]
+    Unreadable {
+        /// From the home's root, lossily as text.
+        path: String,
+        /// The system's answer.
+        source: io::Error,
+    },
+    /// The home's own directory.
+    #[error("the home {} cannot be opened", dir.display())]
+    Home {
+        /// The directory.
+        dir: PathBuf,
+        /// The system's answer.
+        source: io::Error,
+    },
+    /// Deeper than [`crate::manifest::DEPTH_MAX`], or another limit of the format.
+    #[error("`{path}` in the home is beyond a limit: {limit}; move or exclude it")]
+    Limit {
+        /// From the home's root, lossily as text.
+        path: String,
+        /// Which.
+        limit: &'static str,
+    },
+    /// The store.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+}
+
+impl SecureError {
+    /// What the caller can do about it.
+    pub const fn fault(&self) -> Fault {
+        match self {
+            Self::Cancelled => Fault::Retry,
+            Self::Unreadable { .. } => Fault::Denied,
+            Self::Home { .. } => Fault::NotFound,
+            Self::Limit { .. } => Fault::Limit,
+            Self::Store(error) => error.fault(),
+        }
+    }
+}
+
+/// Secures a home: new blocks and objects into the store, durable when this returns. Moves no pointer.
+///
+/// # Errors
+/// When the root could not be made durable; the store may have gained blocks that nothing names.
+pub fn secure(request: &SecureRequest<'_>) -> Result<SecureReport, SecureError> {
+    let start = Instant::now();
+    let home_error = |source| SecureError::Home { dir: request.dir.to_owned(), source };
+    let dir = File::open(request.dir).map_err(home_error)?;
+    let dir = OwnedFd::from(dir);
+    let stat = sys::stat_fd(dir.as_fd()).map_err(home_error)?;
+    if stat.file_type != rustix::fs::FileType::Directory {
+        return Err(home_error(io::Error::from(io::ErrorKind::NotADirectory)));
+    }
+    let mut warnings: Vec<String> = request
+        .excludes
+        .unreadable()
+        .iter()
+        .map(|pattern| format!("exclude pattern `{pattern}` cannot be read"))
+        .collect();
+    let cache = match request.stat_cache {
+        None => None,
+        Some(path) => match StatCache::load(path, &stat) {
+            Ok(cache) => Some(cache),
+            Err(reason) => {
+                if path.exists() {
+                    warnings.push(format!("everything is read again: the stat cache is of no use: {reason}"));
+                }
+                None
+            }
+        },
+    };
+    let missing = match &cache {
+        Some(cache) => missing_blocks(request.store, &cache.blocks(request.store))?,
+        None => Default::default(),
+    };
+    let upload = request.store.upload()?;
+    let mut job = Job::new(request, cache, missing, &*upload, warnings);
+    let (meta, listing) = scan::run(&job, dir, &stat)?;
+    let links = LinkTable::new(job.take_link_groups()).encode();
+    let links = job.blob(&links)?;
+    let counts = job.counts();
+    let root = Root { meta, listing, files: counts.files, bytes: counts.bytes, links }.encode();
+    let root = job.put(&root)?;
+    let outcome = job.into_outcome();
+    let uploaded = upload.finish()?;
+    let mut warnings = outcome.warnings.clone();
+    if let Some(path) = request.stat_cache.filter(|_| outcome.cache_changed) {
+        // After the blocks are durable: the cache must not promise what the store does not have.
+        if let Err(error) = stat_cache::write(path, &stat, &root, outcome.records()) {
+            warnings.push(format!("the stat cache was not written: {error}"));
+        }
+    }
+    let root = RootHash::from_bytes(*root.as_bytes());
+    Ok(SecureReport {
+        root,
+        generation: None,
+        changed: request.previous != Some(root),
+        files: counts.files,
+        bytes: counts.bytes,
+        files_read: counts.files_read,
+        bytes_read: counts.bytes_read,
+        blocks_new: uploaded.blocks_new,
+        bytes_new: uploaded.bytes_new,
+        stored_bytes_new: uploaded.stored_bytes_new,
+        elapsed_ms: start.elapsed().as_millis() as u64,
+        partial: outcome.partial,
+        skipped: outcome.skipped,
+        skipped_paths: outcome.skipped_paths.clone(),
+        warnings,
+    })
+}
+
+/// Blocks that a cache speaks of and the store lacks: garbage collection took them, or they were damaged. Asked
+/// in bulk, so that a store that is far away is asked seldom.
+fn missing_blocks(
+    store: &dyn BlockStore,
+    blocks: &[BlockHash],
+) -> Result<std::collections::HashSet<BlockHash>, StoreError> {
+    const HASHES_PER_QUESTION: usize = 16_384;
+    let mut missing = std::collections::HashSet::new();
+    for batch in blocks.chunks(HASHES_PER_QUESTION) {
+        missing.extend(store.missing(batch)?);
+    }
+    Ok(missing)
+}
