@@ -136,7 +136,9 @@ fn open_anyhow(
         rustix::fs::openat(dir, name, OFlags::PATH | OFlags::NOFOLLOW, Mode::empty()).expect("open")
     };
     let by_fd = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&path_fd));
-    let lifts = !rustix::process::geteuid().is_root() && mode & 0o700 != 0o700;
+    // No more than needed: lifting moves ctime, and with it what the stat cache knows.
+    let needed = if flags.contains(OFlags::DIRECTORY) { 0o500 } else { 0o400 };
+    let lifts = !rustix::process::geteuid().is_root() && mode & needed != needed;
     let chmod =
         |mode: u16| rustix::fs::chmod(by_fd.as_str(), Mode::from_raw_mode(mode.into())).expect("chmod");
     if lifts {
