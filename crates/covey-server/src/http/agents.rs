@@ -209,7 +209,17 @@ fn model(fields: &Fields<'_>) -> Result<Value> {
             return Err(fields.wrong("speed", "`standard`, the only one that Covey has"));
         }
     }
-    Ok(json!({ "id": id }))
+    let mut model = json!({ "id": id });
+    // Covey's own: how long one answer may be.
+    if let Some(tokens) = fields.map(|fields| fields.number("max_tokens")).transpose()?.flatten() {
+        if tokens == 0 {
+            return Err(ApiError::invalid(format!(
+                "`{path}.max_tokens`: expected a whole number of at least 1"
+            )));
+        }
+        model["max_tokens"] = json!(tokens);
+    }
+    Ok(model)
 }
 
 /// The toolsets with every default filled in, as the API shows them.

@@ -12,10 +12,11 @@ use serde_json::{Map, Value, json};
 use super::super::ModelAnswer;
 use super::script::{AfterRollback, OnInterrupted, Script, ScriptCall, ScriptFile, ScriptTurn};
 
-/// A result that is an error and contains this was interrupted by a loss.
-pub(super) const INTERRUPTED_MARK: &str = "may have had effects";
+/// A result that is an error and contains this was interrupted by a loss. The loop's words for a call that the
+/// user interrupted are others.
+pub(super) const INTERRUPTED_MARK: &str = "interrupted, may have had effects";
 /// A user message that contains this says that the home was rolled back.
-pub(super) const ROLLED_BACK_MARK: &str = "rolled back";
+pub(super) const ROLLED_BACK_MARK: &str = "The home was put back as of generation";
 /// What the model says when its script has no more turns.
 pub(super) const SCRIPT_END_TEXT: &str = "The script has ended.";
 /// An interrupted call is made again this often; then the next turn follows. Every loss in a chaos run costs one.
@@ -62,7 +63,7 @@ pub(super) fn model_name(request: &Map<String, Value>) -> String {
 pub(super) fn usage(request: &Map<String, Value>, content: &[Value]) -> Value {
     let tokens = |bytes: usize| bytes / 4 + 1;
     json!({
-        "input_tokens": tokens(serde_json::to_string(request).map_or(0, |text| text.len())),
+        "input_tokens": tokens(request.get("messages").map_or(0, |messages| messages.to_string().len())),
         "output_tokens": tokens(content.iter().map(|block| block.to_string().len()).sum()),
         "cache_creation_input_tokens": 0,
         "cache_read_input_tokens": 0,
@@ -180,8 +181,7 @@ fn advance(
     results: &[CallResult<'_>],
     told: &[String],
 ) {
-    let rolled_back = |text: &str| text.to_lowercase().contains(ROLLED_BACK_MARK);
-    if told.iter().any(|text| rolled_back(text)) && position.phase != Phase::RolledBack {
+    if told.iter().any(|text| text.contains(ROLLED_BACK_MARK)) {
         position.epoch += 1;
         if let Some(rule) = &script.on_rolled_back {
             if rule.first.is_some() {
@@ -396,7 +396,7 @@ mod tests {
         blocks(message).iter().filter_map(|b| Some(b.get("id")?.as_str()?.to_owned())).collect()
     }
 
-    const LOST: &str = "The call was interrupted and may have had effects.";
+    const LOST: &str = "interrupted, may have had effects: the sandbox is gone.";
 
     #[test]
     fn turns_follow_the_history_and_the_same_history_gives_the_same_answer() {
@@ -465,7 +465,7 @@ mod tests {
             json!("x"),
             ok("toolu_s0m0e0t0p0k0"),
             json!([result("toolu_s0m0e0t1p0k0", "ok", false),
-                {"type": "text", "text": "The home was rolled back to generation 3."}]),
+                {"type": "text", "text": "[covey] The home was put back as of generation 3. Check it."}]),
         ];
         assert_eq!(ids(&play(&scripts, &user)[5]), ["toolu_s0m0e1t1r0k0"]);
         user.push(ok("toolu_s0m0e1t1r0k0"));
