@@ -1,5 +1,148 @@
 //! The data plane: sandboxes, working copies of homes, runner side of the link.
 //!
 //! Reason for a crate: **artifact**. What does not belong here: SQL, models, the journal, the API.
+//!
+//! [`Runner::run`] dials the server and keeps one actor per home ([`home`]); an actor owns the home's working
+//! copy, its sandbox and its secures, and everything that happens to a home is one message in its queue, so
+//! messages of one home are in order and one home's long work never delays another's.
 
+mod home;
+mod link;
+mod mark;
 pub mod sandbox;
+mod tool_link;
+mod working_copy;
+
+use std::collections::HashMap;
+use std::io;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use covey_home::{DirectoryStore, Excludes};
+use covey_types::OrgId;
+use tokio_util::sync::CancellationToken;
+
+pub use link::{Dial, DialFuture, LinkStream};
+
+use crate::sandbox::SandboxBackend;
+
+/// First uid on the host that a runner started as root gives to homes; one for each home, so that on the
+/// host, too, one agent cannot touch another's files. Inside it is always 1000.
+const HOST_UID_FIRST: u32 = 200_000;
+
+/// What a runner needs to know.
+#[derive(Debug, Clone)]
+pub struct RunnerConfig {
+    /// Working copies, stat caches, records and sockets of sandboxes. Local disk.
+    pub data_dir: PathBuf,
+    /// The directory store; none when the store is turned off (`COVEY_HOME_STORE=false`).
+    pub store_dir: Option<PathBuf>,
+    /// Shown to people.
+    pub name: String,
+    /// What of a home is left out of snapshots.
+    pub excludes: Excludes,
+    /// A sandbox without a step for this long is stopped and its home secured once more.
+    pub warm_limit: Duration,
+    /// A sandbox ends after this long without a server (I14).
+    pub orphan_term: Duration,
+}
+
+impl RunnerConfig {
+    /// The defaults of design section 5, for a runner that keeps its data in `data_dir`.
+    pub fn new(data_dir: PathBuf, store_dir: Option<PathBuf>) -> Self {
+        Self {
+            data_dir,
+            store_dir,
+            name: "local".to_owned(),
+            excludes: Excludes::from_setting(None),
+            warm_limit: Duration::from_secs(30 * 60),
+            orphan_term: Duration::from_secs(120),
+        }
+    }
+}
+
+/// A runner on this host.
+#[derive(Debug)]
+pub struct Runner {
+    config: RunnerConfig,
+    backend: Arc<dyn SandboxBackend>,
+    stores: Mutex<HashMap<OrgId, Arc<DirectoryStore>>>,
+    /// The next host uid to give away; see [`HOST_UID_FIRST`].
+    next_uid: AtomicU32,
+    is_root: bool,
+}
+
+impl Runner {
+    /// Prepares the data directory.
+    ///
+    /// # Errors
+    /// When a directory cannot be made or read; the error names it.
+    pub fn new(config: RunnerConfig, backend: Arc<dyn SandboxBackend>) -> io::Result<Arc<Self>> {
+        let is_root = rustix::process::geteuid().is_root();
+        let runner = Self {
+            config,
+            backend,
+            stores: Mutex::default(),
+            next_uid: AtomicU32::new(HOST_UID_FIRST),
+            is_root,
+        };
+        for dir in [runner.homes_dir(), runner.run_dir()] {
+            make_private_dir(&dir)?;
+        }
+        let used = mark::all(&runner.homes_dir())?.into_iter().map(|(_, mark)| mark.host_uid).max();
+        if let Some(used) = used {
+            runner.next_uid.store(HOST_UID_FIRST.max(used + 1), Ordering::Relaxed);
+        }
+        Ok(Arc::new(runner))
+    }
+
+    /// Serves homes until `shutdown`, reconnecting through `dial` as often as the link is lost. Sandboxes are
+    /// left alive: the next runner on this data directory adopts them.
+    ///
+    /// # Errors
+    /// When the records of earlier sandboxes cannot be read.
+    pub async fn run(self: Arc<Self>, dial: Arc<dyn Dial>, shutdown: CancellationToken) -> io::Result<()> {
+        link::run(self, dial, shutdown).await
+    }
+
+    fn homes_dir(&self) -> PathBuf {
+        self.config.data_dir.join("homes")
+    }
+
+    fn run_dir(&self) -> PathBuf {
+        self.config.data_dir.join("sandboxes")
+    }
+
+    /// The org's store, opened at most once.
+    fn store(&self, org: OrgId) -> Result<Option<Arc<DirectoryStore>>, covey_home::StoreError> {
+        let Some(store_dir) = &self.config.store_dir else { return Ok(None) };
+        let mut stores = self.stores.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(store) = stores.get(&org) {
+            return Ok(Some(Arc::clone(store)));
+        }
+        let store = Arc::new(DirectoryStore::open(store_dir, &org.to_string())?);
+        stores.insert(org, Arc::clone(&store));
+        Ok(Some(store))
+    }
+
+    /// The uid and gid on the host for a home's files.
+    fn host_owner(&self, marked: Option<u32>) -> u32 {
+        match (self.is_root, marked) {
+            (false, _) => rustix::process::geteuid().as_raw(),
+            (true, Some(uid)) if uid >= HOST_UID_FIRST => uid,
+            (true, _) => self.next_uid.fetch_add(1, Ordering::Relaxed),
+        }
+    }
+}
+
+/// Makes a directory that only its owner can enter, and its parents.
+fn make_private_dir(dir: &std::path::Path) -> io::Result<()> {
+    use std::os::unix::fs::DirBuilderExt;
+    std::fs::DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(dir)
+        .map_err(|e| io::Error::new(e.kind(), format!("cannot make the directory {}: {e}", dir.display())))
+}

@@ -79,11 +79,13 @@ impl Host {
                     }
                 }
             } else if kind == "cgroup" {
-                for controller in [Controller::Memory, Controller::Pids, Controller::Cpu, Controller::Freezer] {
+                for controller in [Controller::Memory, Controller::Pids, Controller::Cpu, Controller::Freezer]
+                {
                     let is_new = host.v1.iter().all(|(known, _)| *known != controller);
                     if is_new && options.split(',').any(|option| option == controller.name()) {
                         let parents = parents(&mount, own_path(&own, controller.name()));
-                        let found = parents.into_iter().find(|parent| is_usable(parent, &trial, "cgroup.procs"));
+                        let found =
+                            parents.into_iter().find(|parent| is_usable(parent, &trial, "cgroup.procs"));
                         host.v1.extend(found.map(|parent| (controller, parent)));
                     }
                 }
@@ -112,7 +114,8 @@ impl Host {
 
     /// In words, for `covey doctor`.
     pub(super) fn describe(&self) -> String {
-        let names = |list: Vec<&'static str>| if list.is_empty() { "nothing".to_owned() } else { list.join(", ") };
+        let names =
+            |list: Vec<&'static str>| if list.is_empty() { "nothing".to_owned() } else { list.join(", ") };
         let freeze = match (&self.v2, self.v1.iter().any(|(c, _)| *c == Controller::Freezer)) {
             (Some(_), _) => "cgroup2",
             (None, true) => "cgroup v1",
@@ -146,7 +149,8 @@ fn own_path<'a>(own: &'a str, controller: &str) -> Option<&'a str> {
     own.lines().find_map(|line| {
         let mut parts = line.splitn(3, ':');
         let (_, names, path) = (parts.next()?, parts.next()?, parts.next()?);
-        let is_it = if controller.is_empty() { names.is_empty() } else { names.split(',').any(|n| n == controller) };
+        let is_it =
+            if controller.is_empty() { names.is_empty() } else { names.split(',').any(|n| n == controller) };
         is_it.then_some(path)
     })
 }
@@ -188,7 +192,10 @@ fn enable_controllers(parent: &Path) -> Vec<Controller> {
         fs::write(above.join("cgroup.subtree_control"), &word)?;
         fs::write(parent.join("cgroup.subtree_control"), &word)
     };
-    [Controller::Memory, Controller::Pids, Controller::Cpu].into_iter().filter(|c| enable(c).is_ok()).collect()
+    [Controller::Memory, Controller::Pids, Controller::Cpu]
+        .into_iter()
+        .filter(|c| enable(c).is_ok())
+        .collect()
 }
 
 impl Cgroups {

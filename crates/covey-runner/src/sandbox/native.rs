@@ -219,7 +219,8 @@ impl NativeSandbox {
 
     fn has_ended(&self, wait: Option<Duration>) -> bool {
         let Some(process) = &self.process else { return true };
-        let wait = wait.map(|wait| Timespec { tv_sec: wait.as_secs() as i64, tv_nsec: wait.subsec_nanos().into() });
+        let wait =
+            wait.map(|wait| Timespec { tv_sec: wait.as_secs() as i64, tv_nsec: wait.subsec_nanos().into() });
         loop {
             let mut fds = [PollFd::from_borrowed_fd(process.as_fd(), PollFlags::IN)];
             match rustix::event::poll(&mut fds, wait.as_ref()) {
@@ -240,7 +241,9 @@ impl NativeSandbox {
                     (None, None) => "its daemon ended".into(),
                 },
                 // An adopted sandbox is not our child.
-                Ok(None) | Err(_) => "its daemon ended; how is known to the runner that started it only".into(),
+                Ok(None) | Err(_) => {
+                    "its daemon ended; how is known to the runner that started it only".into()
+                }
             }
         })
     }
@@ -290,7 +293,8 @@ impl Sandbox for NativeSandbox {
         if !self.is_alive() {
             return Err(AdoptError::Gone);
         }
-        let unresponsive = |error: String| if self.is_alive() { AdoptError::Unresponsive(error) } else { AdoptError::Gone };
+        let unresponsive =
+            |error: String| if self.is_alive() { AdoptError::Unresponsive(error) } else { AdoptError::Gone };
         let mut stream = self.dial().map_err(|e| unresponsive(e.to_string()))?;
         let hello = RunnerToSandbox::Hello { versions: (TOOL_LINK_MIN, TOOL_LINK), token };
         frame::write(&mut stream, &hello).map_err(|e| unresponsive(e.to_string()))?;
@@ -301,7 +305,9 @@ impl Sandbox for NativeSandbox {
                 }
             }
             Some(SandboxToRunner::Refused { reason }) => return Err(AdoptError::Unresponsive(reason)),
-            Some(_) => return Err(AdoptError::Unresponsive("it answers something else than a handshake".into())),
+            Some(_) => {
+                return Err(AdoptError::Unresponsive("it answers something else than a handshake".into()));
+            }
             None => return Err(unresponsive("it closed the connection".into())),
         }
         let untimed = stream.set_read_timeout(None).and_then(|()| stream.set_write_timeout(None));

@@ -57,7 +57,8 @@ impl SetupLink {
     pub(super) fn receive(&self) -> io::Result<SetupReport> {
         loop {
             let left = self.deadline.checked_duration_since(Instant::now());
-            let left = left.ok_or_else(|| io::Error::new(io::ErrorKind::TimedOut, "the setup takes too long"))?;
+            let left =
+                left.ok_or_else(|| io::Error::new(io::ErrorKind::TimedOut, "the setup takes too long"))?;
             let wait = Timespec { tv_sec: left.as_secs() as i64, tv_nsec: i64::from(left.subsec_nanos()) };
             let mut fds = [PollFd::from_borrowed_fd(self.socket.as_fd(), PollFlags::IN)];
             match rustix::event::poll(&mut fds, Some(&wait)) {

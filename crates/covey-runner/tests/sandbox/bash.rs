@@ -25,7 +25,9 @@ fn broken_commands_do_not_break_the_shell() {
     let room = Room::new();
     let live = room.start();
     live.output("keep=kept");
-    for broken in ["if true", "echo 'abc", "cat <<EOF\nno end", "echo \"", "break", "continue", ")", "case x in"] {
+    for broken in
+        ["if true", "echo 'abc", "cat <<EOF\nno end", "echo \"", "break", "continue", ")", "case x in"]
+    {
         live.bash(broken);
         assert_eq!(live.output("echo $keep"), "kept\n", "after {broken:?}");
     }
@@ -49,7 +51,10 @@ fn the_end_of_the_shell_is_reported_and_the_next_call_has_a_new_one_with_the_old
     let result = live.bash("echo before; exit 3");
     assert_eq!((result.exit_code, result.is_error), (Some(3), true));
     let told = text(&result);
-    assert!(told.starts_with("before\n") && told.contains("ended the shell") && told.contains("replaced"), "{told}");
+    assert!(
+        told.starts_with("before\n") && told.contains("ended the shell") && told.contains("replaced"),
+        "{told}"
+    );
     assert_eq!(live.output("pwd; echo $KEPT-$lost"), "/tmp\nyes-\n");
     let result = live.bash("kill -9 $$");
     assert_eq!(result.exit_code, Some(137));
@@ -151,7 +156,10 @@ fn terminal_escapes_and_bytes_that_are_no_text_are_cleaned_for_the_model_and_raw
     let result = live.bash(r"printf '\033[31mred\033[0m\n10%%\r100%%\n\0\377x\n'");
     assert_eq!(text(&result), "red\n100%\n\u{fffd}\u{fffd}x\n");
     let path = result.output_path.expect("a path");
-    assert_eq!(live.output(&format!("od -An -c {path} | head -1 | tr -s ' '")).trim(), r"033 [ 3 1 m r e d 033 [ 0 m \n 1 0 %");
+    assert_eq!(
+        live.output(&format!("od -An -c {path} | head -1 | tr -s ' '")).trim(),
+        r"033 [ 3 1 m r e d 033 [ 0 m \n 1 0 %"
+    );
 }
 
 #[test]
@@ -167,7 +175,12 @@ fn many_processes_left_behind_end_with_a_restart() {
 fn wrong_input_is_answered_and_not_run() {
     let room = Room::new();
     let live = room.start();
-    for input in [json!({}), json!({"command": 1}), json!({"command": "a\u{0}b"}), json!({"command": "x".repeat(300_000)})] {
+    for input in [
+        json!({}),
+        json!({"command": 1}),
+        json!({"command": "a\u{0}b"}),
+        json!({"command": "x".repeat(300_000)}),
+    ] {
         assert!(live.call("bash", &input).is_error);
     }
     assert!(live.call("bsh", &json!({})).is_error);

@@ -16,7 +16,9 @@ use crate::room::{Live, Room, text};
 fn a_frozen_sandbox_does_nothing_and_goes_on_where_it_was() {
     let room = Room::new();
     let live = room.start();
-    live.output("(while :; do echo x >>ticks; sleep 0.005; done) >/dev/null 2>&1 & until [ -s ticks ]; do :; done");
+    live.output(
+        "(while :; do echo x >>ticks; sleep 0.005; done) >/dev/null 2>&1 & until [ -s ticks ]; do :; done",
+    );
     let size = || fs::metadata(room.home_dir().join("ticks")).unwrap().len();
     for _ in 0..20 {
         live.sandbox.freeze().unwrap();
@@ -35,7 +37,9 @@ fn a_frozen_sandbox_does_nothing_and_goes_on_where_it_was() {
 fn the_agent_cannot_thaw_itself() {
     let room = Room::new();
     let live = room.start();
-    live.bash("(while :; do kill -CONT -1; echo x >>ticks; done) >/dev/null 2>&1 & until [ -s ticks ]; do :; done");
+    live.bash(
+        "(while :; do kill -CONT -1; echo x >>ticks; done) >/dev/null 2>&1 & until [ -s ticks ]; do :; done",
+    );
     let size = || fs::metadata(room.home_dir().join("ticks")).unwrap().len();
     live.sandbox.freeze().unwrap();
     let before = size();
@@ -59,7 +63,9 @@ fn a_frozen_sandbox_can_be_destroyed() {
 fn destroying_is_idempotent_and_a_destroyed_sandbox_is_gone_for_everyone() {
     let room = Room::new();
     let live = room.start();
-    let [(home, found)] = &NativeBackend::new().recorded(&room.run_dir()).unwrap()[..] else { panic!("one record") };
+    let [(home, found)] = &NativeBackend::new().recorded(&room.run_dir()).unwrap()[..] else {
+        panic!("one record")
+    };
     assert_eq!((*home, found.id()), (room.home, live.sandbox.id()));
     assert!(found.is_alive());
     live.sandbox.destroy().unwrap();
@@ -79,7 +85,9 @@ fn a_sandbox_is_adopted_with_its_running_call_and_its_kept_result() {
     let result = live.finish(kept);
     let running = live.begin("bash", &json!({"command": "until [ -e ~/go ]; do sleep 0.01; done; pwd"}));
     // A runner that starts anew knows the directory only.
-    let [(_, found)] = &NativeBackend::new().recorded(&room.run_dir()).unwrap()[..] else { panic!("one record") };
+    let [(_, found)] = &NativeBackend::new().recorded(&room.run_dir()).unwrap()[..] else {
+        panic!("one record")
+    };
     let adopted = Live::connect(Arc::clone(found), 2);
     assert_eq!(adopted.receive(), SandboxToRunner::Done { step: kept, result });
     assert_eq!(adopted.query(running), StepReport::Running);
@@ -97,7 +105,11 @@ fn a_killed_daemon_takes_everything_along_and_the_home_stays() {
     )
     .unwrap();
     let pid = record["process"]["pid"].as_i64().unwrap() as i32;
-    rustix::process::kill_process(rustix::process::Pid::from_raw(pid).unwrap(), rustix::process::Signal::KILL).unwrap();
+    rustix::process::kill_process(
+        rustix::process::Pid::from_raw(pid).unwrap(),
+        rustix::process::Signal::KILL,
+    )
+    .unwrap();
     assert!(live.sandbox.wait_gone().contains("signal 9"));
     assert!(!live.sandbox.is_alive());
     live.sandbox.destroy().unwrap();
@@ -122,7 +134,9 @@ fn without_a_runner_the_sandbox_ends_itself_after_the_term() {
 fn a_shutdown_ends_processes_politely() {
     let room = Room::new();
     let live = room.start();
-    live.output("(trap 'echo bye >~/bye; exit' TERM; while :; do sleep 0.01; done) >/dev/null 2>&1 & sleep 0.1");
+    live.output(
+        "(trap 'echo bye >~/bye; exit' TERM; while :; do sleep 0.01; done) >/dev/null 2>&1 & sleep 0.1",
+    );
     live.send(&RunnerToSandbox::Shutdown { grace_ms: 5000 });
     live.sandbox.wait_gone();
     assert_eq!(fs::read_to_string(room.home_dir().join("bye")).unwrap(), "bye\n");

@@ -18,7 +18,8 @@ fn a_file_is_written_read_with_line_numbers_and_edited() {
     assert_eq!(text(&read), "     1\tone\n     2\ttwo\n     3\tthree\n");
     let part = live.call("read", &json!({"file_path": "a/b/c.txt", "view_range": [2, -1]}));
     assert_eq!(text(&part), "     2\ttwo\n     3\tthree\n");
-    let edited = live.call("edit", &json!({"file_path": "a/b/c.txt", "old_string": "two", "new_string": "2"}));
+    let edited =
+        live.call("edit", &json!({"file_path": "a/b/c.txt", "old_string": "two", "new_string": "2"}));
     assert!(!edited.is_error, "{edited:?}");
     assert_eq!(live.output("cat a/b/c.txt"), "one\n2\nthree\n");
 }
@@ -37,7 +38,8 @@ fn a_file_that_was_not_read_or_has_changed_since_is_not_touched() {
     let room = Room::new();
     let live = room.start();
     live.output("echo one >f");
-    let edit = |old: &str| live.call("edit", &json!({"file_path": "f", "old_string": old, "new_string": "x"}));
+    let edit =
+        |old: &str| live.call("edit", &json!({"file_path": "f", "old_string": old, "new_string": "x"}));
     let refused = edit("one");
     assert!(refused.is_error && text(&refused).contains("read it first"), "{refused:?}");
     let refused = live.call("write", &json!({"file_path": "f", "content": "x"}));
@@ -64,8 +66,10 @@ fn mode_byte_order_mark_line_ends_links_and_hard_links_are_kept() {
     live.call("read", &json!({"file_path": "soft"}));
     let edited = live.call("edit", &json!({"file_path": "soft", "old_string": "a\nb", "new_string": "x\ny"}));
     assert!(!edited.is_error, "{edited:?}");
-    assert_eq!(live.output("od -An -tx1 hard; stat -c %a real; stat -c %h real; readlink soft"),
-        " ef bb bf 78 0d 0a 79 0d 0a\n751\n2\nreal\n");
+    assert_eq!(
+        live.output("od -An -tx1 hard; stat -c %a real; stat -c %h real; readlink soft"),
+        " ef bb bf 78 0d 0a 79 0d 0a\n751\n2\nreal\n"
+    );
     live.output("chmod 640 real; rm hard");
     assert!(!live.call("edit", &json!({"file_path": "real", "old_string": "x", "new_string": "z"})).is_error);
     assert_eq!(fs::metadata(room.home_dir().join("real")).unwrap().permissions().mode() & 0o7777, 0o640);
@@ -75,7 +79,9 @@ fn mode_byte_order_mark_line_ends_links_and_hard_links_are_kept() {
 fn what_is_no_regular_file_is_refused_and_never_hangs() {
     let room = Room::new();
     let live = room.start();
-    live.output("mkfifo fifo; ln -s loop loop; ln -s fifo to-fifo; mkdir dir; printf 'a\\0b' >bin; echo t >txt");
+    live.output(
+        "mkfifo fifo; ln -s loop loop; ln -s fifo to-fifo; mkdir dir; printf 'a\\0b' >bin; echo t >txt",
+    );
     for path in ["fifo", "to-fifo", "loop", "dir", "bin", "/dev/zero", "missing", ""] {
         let read = live.call("read", &json!({"file_path": path}));
         assert!(read.is_error, "{path}: {read:?}");
@@ -94,7 +100,9 @@ fn pictures_are_pictures_and_large_files_need_a_range() {
     let live = room.start();
     live.output(r"printf '\211PNG\r\n\032\n-pixels' >p.png; seq 1 100000 >big");
     let read = live.call("read", &json!({"file_path": "p.png"}));
-    assert!(matches!(&read.content[..], [ToolContent::Image { media_type, data }] if media_type == "image/png" && data.ends_with(b"-pixels")));
+    assert!(
+        matches!(&read.content[..], [ToolContent::Image { media_type, data }] if media_type == "image/png" && data.ends_with(b"-pixels"))
+    );
     let refused = live.call("read", &json!({"file_path": "big"}));
     assert!(refused.is_error && text(&refused).contains("view_range"), "{refused:?}");
     let part = live.call("read", &json!({"file_path": "big", "view_range": [99_999, 100_000]}));
@@ -112,7 +120,10 @@ fn glob_returns_the_newest_first_and_at_most_two_hundred() {
     let found = live.call("glob", &json!({"pattern": "**/*.rs"}));
     assert_eq!(text(&found), "/home/agent/s/t/new.rs\n/home/agent/s/old.rs\n");
     assert_eq!(text(&live.call("glob", &json!({"pattern": "*.rs", "path": "s"}))), "/home/agent/s/old.rs\n");
-    assert_eq!(text(&live.call("glob", &json!({"pattern": "/home/agent/s/*.txt"}))), "/home/agent/s/no.txt\n");
+    assert_eq!(
+        text(&live.call("glob", &json!({"pattern": "/home/agent/s/*.txt"}))),
+        "/home/agent/s/no.txt\n"
+    );
     live.output("mkdir many; touch many/{1..250}");
     let many = text(&live.call("glob", &json!({"pattern": "many/*"})));
     assert_eq!(many.lines().count(), 201);
@@ -124,10 +135,18 @@ fn glob_returns_the_newest_first_and_at_most_two_hundred() {
 fn grep_finds_lines_skips_binaries_and_git_and_stays_bounded() {
     let room = Room::new();
     let live = room.start();
-    live.output("mkdir -p d/.git; echo 'let x = 1;' >d/a.rs; echo 'let y' >d/.git/b; printf 'let\\0' >d/bin; \
-                 ln -s .. d/up; mkfifo d/fifo");
-    assert_eq!(text(&live.call("grep", &json!({"pattern": r"let \w", "path": "d"}))), "/home/agent/d/a.rs:1:let x = 1;\n");
-    assert_eq!(text(&live.call("grep", &json!({"pattern": "x", "path": "d/a.rs"}))), "/home/agent/d/a.rs:1:let x = 1;\n");
+    live.output(
+        "mkdir -p d/.git; echo 'let x = 1;' >d/a.rs; echo 'let y' >d/.git/b; printf 'let\\0' >d/bin; \
+                 ln -s .. d/up; mkfifo d/fifo",
+    );
+    assert_eq!(
+        text(&live.call("grep", &json!({"pattern": r"let \w", "path": "d"}))),
+        "/home/agent/d/a.rs:1:let x = 1;\n"
+    );
+    assert_eq!(
+        text(&live.call("grep", &json!({"pattern": "x", "path": "d/a.rs"}))),
+        "/home/agent/d/a.rs:1:let x = 1;\n"
+    );
     live.output("mkdir e; for i in $(seq 200); do printf 'needle %03000d\\n' 1 >>e/long; done");
     let many = text(&live.call("grep", &json!({"pattern": "needle", "path": "e"})));
     assert!(many.len() < 102 * 1024 && many.contains("there is more"), "{}", many.len());

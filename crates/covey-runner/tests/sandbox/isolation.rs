@@ -19,7 +19,10 @@ fn no_process_inside_shows_anything_of_the_runner() {
                   grep -rlsF \"$p\" / --exclude-dir=usr --exclude-dir=proc --exclude-dir=sys --exclude-dir=dev; echo searched";
     assert_eq!(live.output(search), "searched\n");
     // Only the three standard streams, none of them a socket or a file of the host.
-    assert_eq!(live.output("ls /proc/$$/fd | tr '\\n' ' '"), "0 1 10 2 \n".replace("10 ", "").trim_end_matches('\n').to_owned());
+    assert_eq!(
+        live.output("ls /proc/$$/fd | tr '\\n' ' '"),
+        "0 1 10 2 \n".replace("10 ", "").trim_end_matches('\n').to_owned()
+    );
     drop(open);
 }
 
@@ -111,7 +114,9 @@ fn the_network_has_nothing_but_its_own_loopback() {
     let port = host.local_addr().unwrap().port();
     let live = room.start();
     assert_eq!(live.output("tail -n +3 /proc/net/dev | cut -d: -f1 | tr -d ' '"), "lo\n");
-    for target in [format!("127.0.0.1/{port}"), "169.254.169.254/80".into(), "1.1.1.1/53".into(), "10.0.0.1/80".into()] {
+    for target in
+        [format!("127.0.0.1/{port}"), "169.254.169.254/80".into(), "1.1.1.1/53".into(), "10.0.0.1/80".into()]
+    {
         live.failure(&format!("timeout 5 bash -c 'echo >/dev/tcp/{target}'"));
     }
     live.failure("timeout 5 bash -c 'echo >/dev/udp/169.254.169.254/53'");
@@ -148,8 +153,19 @@ fn what_is_not_the_agents_is_read_only() {
     let room = Room::new();
     let live = room.start();
     for path in [
-        "/x", "/usr/x", "/etc/x", "/etc/passwd", "/bin/x", "/lib/x", "/proc/sys/kernel/hostname", "/proc/sysrq-trigger",
-        "/proc/sys/kernel/core_pattern", "/sys/x", "/dev/x", "/home/x", "/var/x",
+        "/x",
+        "/usr/x",
+        "/etc/x",
+        "/etc/passwd",
+        "/bin/x",
+        "/lib/x",
+        "/proc/sys/kernel/hostname",
+        "/proc/sysrq-trigger",
+        "/proc/sys/kernel/core_pattern",
+        "/sys/x",
+        "/dev/x",
+        "/home/x",
+        "/var/x",
     ] {
         live.failure(&format!("echo x >{path}"));
     }
@@ -160,7 +176,10 @@ fn what_is_not_the_agents_is_read_only() {
     live.failure("ls /sys/fs/cgroup/* ");
     for path in ["kcore", "kmsg", "cmdline", "partitions", "keys"] {
         assert_eq!(live.bash(&format!("head -c 1 /proc/{path} | wc -c")).exit_code, Some(0));
-        assert!(text(&live.bash(&format!("head -c 1 /proc/{path} 2>/dev/null | wc -c"))).starts_with('0'), "{path}");
+        assert!(
+            text(&live.bash(&format!("head -c 1 /proc/{path} 2>/dev/null | wc -c"))).starts_with('0'),
+            "{path}"
+        );
     }
     live.failure("ulimit -Hn 1000000");
 }

@@ -1,0 +1,204 @@
+//! Securing the home at step borders.
+//!
+//! The race: a call may arrive while a secure still reads. Then the sandbox thaws at once and the attempt is
+//! dropped as a whole, because a snapshot is one moment (I12); its blocks are garbage, and whatever it reports
+//! later is ignored by its attempt number. A fast model could starve the store that way, so an attempt that
+//! follows [`DROPPED_IN_A_ROW_MAX`] dropped ones is waited for.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use covey_home::{NoProgress, SecureError, SecureReport, SecureRequest};
+use covey_types::{ByteCount, Fault, FencingToken, SandboxState, SnapshotKind, StepId};
+use covey_wire::runner::{PublishOutcome, RunnerToServer};
+use tokio::task::JoinHandle;
+
+use super::{Home, HomeEvent};
+use crate::mark::Offer;
+
+/// Secures that may be dropped for arriving calls before one must be let finish.
+const DROPPED_IN_A_ROW_MAX: u32 = 2;
+
+/// A secure that is under way.
+#[derive(Debug)]
+pub(super) struct Securing {
+    attempt: u64,
+    cancel: Arc<AtomicBool>,
+    task: JoinHandle<()>,
+}
+
+/// How a secure ended.
+#[derive(Debug)]
+pub(crate) struct SecureEnd {
+    attempt: u64,
+    kind: SnapshotKind,
+    step: Option<StepId>,
+    result: Result<SecureReport, SecureError>,
+}
+
+impl Home {
+    /// Whether a call that arrives now has to wait for the secure under way.
+    pub(super) fn must_wait_for_secure(&self) -> bool {
+        self.securing.is_some() && self.dropped_in_a_row >= DROPPED_IN_A_ROW_MAX
+    }
+
+    /// Gives up the secure under way, if there is one.
+    pub(super) fn drop_secure(&mut self) {
+        if let Some(securing) = self.securing.take() {
+            securing.cancel.store(true, Ordering::Relaxed);
+            self.dropped_in_a_row += 1;
+            self.last_task = Some(securing.task);
+        }
+    }
+
+    pub(super) async fn secure_on_demand(&mut self, token: FencingToken) {
+        if self.lease.is_some_and(|lease| token >= lease.token) && self.securing.is_none() {
+            self.begin_secure().await;
+        }
+    }
+
+    /// Starts to secure, unless a call runs (its end starts one) or nobody may publish.
+    pub(super) async fn begin_secure(&mut self) {
+        if !self.running.is_empty() {
+            return;
+        }
+        let (Some(lease), Some(mark)) = (self.lease, self.mark.clone()) else { return };
+        let store = match self.runner.store(lease.org) {
+            Ok(Some(store)) => store,
+            Ok(None) => return,
+            Err(error) => return self.secure_failed(Fault::Retry, error.to_string()).await,
+        };
+        let kind = if self.live.is_some() { SnapshotKind::Frozen } else { SnapshotKind::Quiesced };
+        if let Err(error) = self.freeze().await {
+            let detail = format!("the sandbox does not freeze: {error}");
+            return self.secure_failed(Fault::Retry, detail).await;
+        }
+        self.drop_secure();
+        self.attempt += 1;
+        let (attempt, step) = (self.attempt, mark.step);
+        let cancel = Arc::new(AtomicBool::new(false));
+        let (files, stat_cache) = (self.dir.files(), self.dir.stat_cache());
+        let excludes = self.runner.config.excludes.clone();
+        let (queue, flag, earlier) = (self.queue.clone(), Arc::clone(&cancel), self.last_task.take());
+        let task = tokio::spawn(async move {
+            // A dropped attempt may still be reading: two must not write one stat cache.
+            if let Some(earlier) = earlier
+                && let Err(error) = earlier.await
+            {
+                tracing::error!(%error, "an earlier secure panicked");
+            }
+            let secured = tokio::task::spawn_blocking(move || {
+                covey_home::secure(&SecureRequest {
+                    dir: &files,
+                    store: store.as_ref(),
+                    stat_cache: Some(&stat_cache),
+                    excludes: &excludes,
+                    previous: mark.root,
+                    cancel: &flag,
+                    progress: &NoProgress,
+                    threads: 0,
+                })
+            })
+            .await;
+            match secured {
+                Ok(result) => {
+                    let end = SecureEnd { attempt, kind, step, result };
+                    if queue.send(HomeEvent::Secured(end)).await.is_err() {
+                        tracing::debug!("the runner is shutting down");
+                    }
+                }
+                Err(error) => tracing::error!(%error, "a secure panicked"),
+            }
+        });
+        self.securing = Some(Securing { attempt, cancel, task });
+    }
+
+    pub(super) async fn secured(&mut self, end: SecureEnd) {
+        if self.securing.take_if(|securing| securing.attempt == end.attempt).is_none() {
+            return;
+        }
+        match end.result {
+            Ok(report) => {
+                self.dropped_in_a_row = 0;
+                self.offer(report, end.kind, end.step).await;
+            }
+            Err(error) => self.secure_failed(error.fault(), error.to_string()).await,
+        }
+        if self.waiting.is_empty() {
+            if self.live.as_ref().is_some_and(|live| live.keep_running)
+                && let Err(error) = self.thaw().await
+            {
+                tracing::error!(home = %self.home, %error, "the sandbox does not thaw");
+            }
+        } else {
+            self.hand_over_waiting().await;
+        }
+    }
+
+    async fn offer(&mut self, report: SecureReport, kind: SnapshotKind, step: Option<StepId>) {
+        let (Some(lease), Some(mark)) = (self.lease, &mut self.mark) else { return };
+        // Recorded first: if the answer is lost, the copy is still known to be what the server then has.
+        mark.offered = Some(Offer { root: report.root });
+        let base = mark.generation;
+        if let Err(error) = self.dir.write_mark(mark) {
+            let detail = format!("cannot write the mark in {}: {error}", self.dir.path().display());
+            return self.secure_failed(Fault::Retry, detail).await;
+        }
+        let publish = RunnerToServer::Publish {
+            home: self.home,
+            token: lease.token,
+            base,
+            root: report.root,
+            kind,
+            step,
+            files: report.files,
+            bytes: ByteCount(report.bytes),
+            stored_bytes_new: ByteCount(report.stored_bytes_new),
+            elapsed_ms: report.elapsed_ms,
+        };
+        self.offered = Some(publish.clone());
+        self.send(publish).await;
+    }
+
+    pub(super) async fn publish_answered(&mut self, root: covey_types::RootHash, outcome: PublishOutcome) {
+        let answers_offer =
+            matches!(&self.offered, Some(RunnerToServer::Publish { root: offered, .. }) if *offered == root);
+        if !answers_offer {
+            return;
+        }
+        self.offered = None;
+        match outcome {
+            PublishOutcome::Published { generation } => {
+                if let Some(mark) = &mut self.mark {
+                    mark.generation = generation;
+                    mark.root = Some(root);
+                    mark.offered = None;
+                    if let Err(error) = self.dir.write_mark(mark) {
+                        // The old mark names this root as offered, which is as good.
+                        tracing::warn!(home = %self.home, %error, "cannot write the mark");
+                    }
+                }
+            }
+            PublishOutcome::Refused { reason } => {
+                // Somebody else has the home, or it moved on: nothing of ours may be laid over it. The copy
+                // stays and is set aside by the next wake, whose generation it does not carry.
+                tracing::warn!(home = %self.home, reason, "the server refuses the snapshot");
+                self.destroy().await;
+            }
+        }
+        if self.live.is_none() {
+            self.report_gone().await;
+        }
+    }
+
+    async fn report_gone(&mut self) {
+        if let Some(sandbox) = self.ended.take() {
+            self.report_state(sandbox, SandboxState::Gone, "stopped and secured").await;
+        }
+    }
+
+    async fn secure_failed(&mut self, fault: Fault, detail: String) {
+        tracing::warn!(home = %self.home, detail, "the home is not secured");
+        self.send(RunnerToServer::SecureFailed { home: self.home, fault, detail }).await;
+    }
+}

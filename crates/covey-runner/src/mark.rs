@@ -1,0 +1,170 @@
+//! The mark of a working copy: which published state it descends from.
+//!
+//! It stands beside the copy (`state.json`), never inside, where the agent could write it. A copy without a
+//! readable mark is never trusted; a copy is never overwritten because of it, only moved aside.
+
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+use covey_types::{FencingToken, Generation, HomeId, OrgId, RootHash, StepId};
+use serde::{Deserialize, Serialize};
+
+/// Everything a restarted runner must know about a working copy.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Mark {
+    /// Owner of the home.
+    pub(crate) org: OrgId,
+    /// The published generation that the copy descends from.
+    pub(crate) generation: Generation,
+    /// Its root.
+    pub(crate) root: Option<RootHash>,
+    /// A root that was offered and not answered: if the server's current root is this one, the answer was lost
+    /// and the copy is not stale.
+    pub(crate) offered: Option<Offer>,
+    /// The files are being put back: they may be incomplete, and completing them in place loses nothing.
+    pub(crate) materializing: bool,
+    /// Owner of the files on the host.
+    pub(crate) host_uid: u32,
+    /// The highest lease token seen for this home.
+    pub(crate) token: FencingToken,
+    /// The last step whose files the copy contains.
+    pub(crate) step: Option<StepId>,
+}
+
+/// An unanswered publish.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Offer {
+    /// The root that was offered.
+    pub(crate) root: RootHash,
+}
+
+/// The directory of one home on this host.
+#[derive(Debug, Clone)]
+pub(crate) struct HomeDir {
+    path: PathBuf,
+}
+
+impl HomeDir {
+    pub(crate) fn new(homes_dir: &Path, home: HomeId) -> Self {
+        Self { path: homes_dir.join(home.to_string()) }
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The working copy.
+    pub(crate) fn files(&self) -> PathBuf {
+        self.path.join("files")
+    }
+
+    /// Full outputs of calls.
+    pub(crate) fn outputs(&self) -> PathBuf {
+        self.path.join("outputs")
+    }
+
+    /// The stat cache of the home store.
+    pub(crate) fn stat_cache(&self) -> PathBuf {
+        self.path.join("stat-cache")
+    }
+
+    fn mark(&self) -> PathBuf {
+        self.path.join("state.json")
+    }
+
+    /// Reads the mark; `None` when there is none or it does not parse, which is not trusted either way.
+    pub(crate) fn read_mark(&self) -> io::Result<Option<Mark>> {
+        let text = match fs::read(self.mark()) {
+            Ok(text) => text,
+            Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
+            Err(e) => return Err(e),
+        };
+        match serde_json::from_slice(&text) {
+            Ok(mark) => Ok(Some(mark)),
+            Err(error) => {
+                tracing::warn!(path = %self.mark().display(), %error, "unreadable mark; the copy is not trusted");
+                Ok(None)
+            }
+        }
+    }
+
+    /// Replaces the mark durably: a crash leaves the old one or the new one.
+    pub(crate) fn write_mark(&self, mark: &Mark) -> io::Result<()> {
+        let text = serde_json::to_vec_pretty(mark).map_err(io::Error::other)?;
+        let temporary = self.path.join("state.json.new");
+        let mut file = File::create(&temporary)?;
+        file.write_all(&text)?;
+        file.sync_all()?;
+        fs::rename(&temporary, self.mark())?;
+        File::open(&self.path)?.sync_all()
+    }
+
+    /// Moves the working copy out of the way; gives its new place. Nothing is ever deleted here.
+    pub(crate) fn set_aside(&self) -> io::Result<PathBuf> {
+        let number = (1..).find(|n| !self.path.join(format!("aside-{n}")).exists()).unwrap_or(u32::MAX);
+        let aside = self.path.join(format!("aside-{number}"));
+        fs::rename(self.files(), &aside)?;
+        Ok(aside)
+    }
+}
+
+/// Every home with a readable mark below `homes_dir`.
+pub(crate) fn all(homes_dir: &Path) -> io::Result<Vec<(HomeId, Mark)>> {
+    let mut marks = Vec::new();
+    for entry in fs::read_dir(homes_dir)? {
+        let name = entry?.file_name();
+        let Some(home) = name.to_str().and_then(|n| n.parse().ok()) else { continue };
+        if let Some(mark) = HomeDir::new(homes_dir, home).read_mark()? {
+            marks.push((home, mark));
+        }
+    }
+    Ok(marks)
+}
+
+#[cfg(test)]
+mod tests {
+    use uuid::Uuid;
+
+    use super::*;
+
+    fn mark() -> Mark {
+        Mark {
+            org: OrgId::from_uuid(Uuid::nil()),
+            generation: Generation(3),
+            root: Some(RootHash::of(b"r")),
+            offered: None,
+            materializing: false,
+            host_uid: 200_001,
+            token: FencingToken(9),
+            step: None,
+        }
+    }
+
+    #[test]
+    fn a_mark_survives_and_a_damaged_one_is_as_none() {
+        let dir = tempfile::tempdir().unwrap();
+        let home = HomeId::from_uuid(Uuid::nil());
+        let home_dir = HomeDir::new(dir.path(), home);
+        fs::create_dir(home_dir.path()).unwrap();
+        assert_eq!(home_dir.read_mark().unwrap(), None);
+        home_dir.write_mark(&mark()).unwrap();
+        assert_eq!(home_dir.read_mark().unwrap(), Some(mark()));
+        assert_eq!(all(dir.path()).unwrap(), vec![(home, mark())]);
+        fs::write(home_dir.mark(), "{\"generation\":").unwrap();
+        assert_eq!(home_dir.read_mark().unwrap(), None);
+    }
+
+    #[test]
+    fn setting_aside_never_overwrites_an_earlier_one() {
+        let dir = tempfile::tempdir().unwrap();
+        let home_dir = HomeDir::new(dir.path(), HomeId::from_uuid(Uuid::nil()));
+        for content in ["first", "second"] {
+            fs::create_dir_all(home_dir.files()).unwrap();
+            fs::write(home_dir.files().join("f"), content).unwrap();
+            home_dir.set_aside().unwrap();
+        }
+        let read = |n| fs::read_to_string(home_dir.path().join(format!("aside-{n}/f"))).unwrap();
+        assert_eq!((read(1), read(2)), ("first".to_owned(), "second".to_owned()));
+    }
+}
