@@ -81,6 +81,11 @@ impl Client {
         Ok(Self { http, server: global.server()? })
     }
 
+    /// Which server this is.
+    pub(crate) fn server(&self) -> &ClientFile {
+        &self.server
+    }
+
     pub(crate) async fn get(&self, path: &str) -> Result<Value, ClientError> {
         self.answer(self.request(Method::GET, path).timeout(REQUEST_LIMIT)).await
     }

@@ -1,5 +1,6 @@
 //! Exit codes: what a script can tell apart.
 
+use covey_home::{MaterializeError, PointerError, SecureAndPublishError, SecureError, StoreError};
 use covey_types::Fault;
 
 use crate::client::ClientError;
@@ -44,13 +45,7 @@ Exit codes:
 impl ExitCode {
     /// The code for an error, found by the first cause that has a class.
     pub(crate) fn of(error: &anyhow::Error) -> Self {
-        let fault = error.chain().find_map(|cause| {
-            cause
-                .downcast_ref::<ClientError>()
-                .map(ClientError::fault)
-                .or_else(|| cause.downcast_ref::<Refusal>().map(|refusal| refusal.fault))
-        });
-        fault.map_or(Self::Failure, Self::for_fault)
+        error.chain().find_map(fault_of).map_or(Self::Failure, Self::for_fault)
     }
 
     const fn for_fault(fault: Fault) -> Self {
@@ -64,6 +59,18 @@ impl ExitCode {
             Fault::Bug => Self::Failure,
         }
     }
+}
+
+/// The class of one cause, if it is of a kind that has one.
+fn fault_of(cause: &(dyn std::error::Error + 'static)) -> Option<Fault> {
+    let client = cause.downcast_ref().map(ClientError::fault);
+    let refusal = || cause.downcast_ref().map(|refusal: &Refusal| refusal.fault);
+    let secure = || cause.downcast_ref().map(SecureError::fault);
+    let publish = || cause.downcast_ref().map(SecureAndPublishError::fault);
+    let pointer = || cause.downcast_ref().map(PointerError::fault);
+    let materialize = || cause.downcast_ref().map(MaterializeError::fault);
+    let store = || cause.downcast_ref().map(StoreError::fault);
+    client.or_else(refusal).or_else(secure).or_else(publish).or_else(pointer).or_else(materialize).or_else(store)
 }
 
 impl From<ExitCode> for std::process::ExitCode {

@@ -39,6 +39,12 @@ pub(crate) struct ClientFile {
     pub(crate) url: String,
     /// A token of the server's org.
     pub(crate) token: String,
+    /// The directory of the server's home store, for clients that put homes into it themselves.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) store: Option<PathBuf>,
+    /// The org's name in that store.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) org: Option<String>,
 }
 
 impl Global {
@@ -52,21 +58,24 @@ impl Global {
         Ok(home.join(".local/share/covey"))
     }
 
-    /// Where the server is, and the token for it.
+    /// Where the server is, the token for it and, for a server of this machine, its store.
     pub(crate) fn server(&self) -> anyhow::Result<ClientFile> {
-        if let (Some(url), Some(token)) = (&self.url, &self.token) {
-            return Ok(ClientFile { url: trimmed(url), token: token.clone() });
-        }
-        let file = self.client_file()?;
-        // A token belongs to a server: the file's is never sent to another address.
+        let file = match (&self.url, &self.token) {
+            // With both given, a file is not needed and may be of another server.
+            (Some(url), Some(_)) => match self.client_file() {
+                Ok(file) if file.url == trimmed(url) => file,
+                _ => ClientFile { url: trimmed(url), token: String::new(), store: None, org: None },
+            },
+            _ => self.client_file()?,
+        };
         match (&self.url, &self.token) {
-            (Some(url), None) if trimmed(url) != file.url => Err(Refusal::new(
-                Fault::Denied,
-                format!("no token for {url}: give one with --token or COVEY_TOKEN"),
-            )
-            .into()),
+            // A token belongs to a server: the file's is never sent to another address.
+            (Some(url), None) if trimmed(url) != file.url => {
+                let text = format!("no token for {url}: give one with --token or COVEY_TOKEN");
+                Err(Refusal::new(Fault::Denied, text).into())
+            }
             (_, Some(token)) => Ok(ClientFile { token: token.clone(), ..file }),
-            _ => Ok(file),
+            (_, None) => Ok(file),
         }
     }
 
@@ -108,7 +117,12 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         std::fs::write(dir.path().join(CLIENT_FILE), r#"{"url":"http://127.0.0.1:1/","token":"secret"}"#)
             .unwrap();
-        let known = ClientFile { url: "http://127.0.0.1:1".into(), token: "secret".into() };
+        let known = ClientFile {
+            url: "http://127.0.0.1:1".into(),
+            token: "secret".into(),
+            store: None,
+            org: None,
+        };
         assert_eq!(global(dir.path(), None, None).server().unwrap(), known);
         assert_eq!(global(dir.path(), Some("http://127.0.0.1:1/"), None).server().unwrap(), known);
         let error = global(dir.path(), Some("http://127.0.0.1:2"), None).server().unwrap_err().to_string();
@@ -119,7 +133,7 @@ mod tests {
     fn flags_need_no_file() {
         let dir = tempfile::tempdir().unwrap();
         let server = global(dir.path(), Some("http://h:1/"), Some("t")).server().unwrap();
-        assert_eq!(server, ClientFile { url: "http://h:1".into(), token: "t".into() });
+        assert_eq!((server.url.as_str(), server.token.as_str()), ("http://h:1", "t"));
         assert!(global(dir.path(), None, None).server().unwrap_err().to_string().contains("covey up"));
     }
 }

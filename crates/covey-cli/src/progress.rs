@@ -2,15 +2,22 @@
 
 use std::time::Duration;
 
+use covey_home::Counters;
+use covey_types::ByteCount;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 /// Redrawn this often; only so that a person sees that it lives.
 const TICK: Duration = Duration::from_millis(120);
 
+/// The message changes after so many files; each change takes a lock.
+const FILES_PER_MESSAGE: u64 = 64;
+
 /// Shows `what` until dropped.
 #[derive(Debug)]
 pub(crate) struct Progress {
     bar: ProgressBar,
+    what: String,
+    counters: Counters,
 }
 
 impl Progress {
@@ -22,11 +29,23 @@ impl Progress {
         }
         bar.set_message(what.to_owned());
         bar.enable_steady_tick(TICK);
-        Self { bar }
+        Self { bar, what: what.to_owned(), counters: Counters::default() }
+    }
+}
+
+impl covey_home::Progress for Progress {
+    fn files_done(&self, files: u64) {
+        let before = self.counters.files();
+        self.counters.files_done(files);
+        // Several threads count; only some of them write the message.
+        if before / FILES_PER_MESSAGE != (before + files) / FILES_PER_MESSAGE {
+            let (files, bytes) = (self.counters.files(), ByteCount(self.counters.bytes()));
+            self.bar.set_message(format!("{}: {files} files, {bytes}", self.what));
+        }
     }
 
-    pub(crate) fn say(&self, what: &str) {
-        self.bar.set_message(what.to_owned());
+    fn bytes_done(&self, bytes: u64) {
+        self.counters.bytes_done(bytes);
     }
 }
 

@@ -1,10 +1,20 @@
 //! `covey home`: what agents keep.
+//!
+//! `secure` and `materialize` work on a store directory without a server; [`local`] does what they share with
+//! `import` and `covey run`.
 
-use clap::Subcommand;
+pub(crate) mod local;
+
+use std::path::PathBuf;
+
+use anyhow::Context as _;
+use clap::{Args, Subcommand};
+use covey_home::{Pointers, SecureReport};
+use covey_types::{ByteCount, Fault, FencingToken, RootHash};
 use serde_json::{Value, json};
 
 use crate::client::{Client, id_path};
-use crate::exit_code::ExitCode;
+use crate::exit_code::{ExitCode, Refusal};
 use crate::global::Global;
 use crate::output::{self, card, field};
 
@@ -23,6 +33,50 @@ pub(crate) enum HomeCommand {
         /// The home's id.
         home: String,
     },
+    /// Put a directory into the store and make it the home's current snapshot; no server needed.
+    Secure {
+        /// The directory.
+        dir: PathBuf,
+        #[command(flatten)]
+        place: StorePlace,
+        /// Number that must not get smaller; refuses a publisher that was overtaken [default: the newest].
+        #[arg(long, value_name = "NUMBER")]
+        fencing_token: Option<u64>,
+    },
+    /// Make a directory exactly what a snapshot says: what is not in it is removed; no server needed.
+    Materialize {
+        /// The directory; made when it is missing.
+        dir: PathBuf,
+        #[command(flatten)]
+        place: StorePlace,
+        /// An earlier generation [default: the current one].
+        #[arg(long, value_name = "NUMBER", conflicts_with = "root")]
+        generation: Option<u64>,
+        /// A state by its hash.
+        #[arg(long, value_name = "HASH")]
+        root: Option<RootHash>,
+    },
+    /// Make a directory the current state of an agent's home, on the server's own machine.
+    Import {
+        /// The home's id.
+        home: String,
+        /// The directory; only read.
+        dir: PathBuf,
+    },
+}
+
+/// Which home in which store directory.
+#[derive(Debug, Args)]
+pub(crate) struct StorePlace {
+    /// The store's directory; `secure` makes it when it is missing.
+    #[arg(long, value_name = "DIR")]
+    store: PathBuf,
+    /// The org that owns the home.
+    #[arg(long)]
+    org: String,
+    /// The home's name in the store.
+    #[arg(long)]
+    home: String,
 }
 
 pub(crate) async fn run(global: &Global, command: &HomeCommand) -> anyhow::Result<ExitCode> {
@@ -30,8 +84,89 @@ pub(crate) async fn run(global: &Global, command: &HomeCommand) -> anyhow::Resul
         HomeCommand::List => list(global).await?,
         HomeCommand::Show { home } => show(global, home).await?,
         HomeCommand::Snapshots { home } => snapshots(global, home).await?,
+        HomeCommand::Secure { dir, place, fencing_token } => secure(global, dir, place, *fencing_token)?,
+        HomeCommand::Materialize { dir, place, generation, root } => {
+            materialize(global, dir, place, *generation, *root)?;
+        }
+        HomeCommand::Import { home, dir } => {
+            let client = Client::new(global)?;
+            let current = client.get(&id_path("covey/homes", home)?).await?;
+            let store = local::ServerStore::of(&client)?;
+            let report = local::secured(&store.local()?, dir, home, None)?;
+            let imported = local::import(&client, &current, &report).await?;
+            output::value(global.json, &imported, |imported| {
+                format!("{} files are generation {}", report.files, imported["generation"])
+            })?;
+        }
     }
     Ok(ExitCode::Success)
+}
+
+fn secure(
+    global: &Global,
+    dir: &std::path::Path,
+    place: &StorePlace,
+    fencing_token: Option<u64>,
+) -> anyhow::Result<()> {
+    let pointers = Pointers::open(&place.store, &place.org)?;
+    let newest = pointers.current(&place.home)?.map_or(FencingToken(0), |current| current.token);
+    let token = fencing_token.map_or(newest, FencingToken);
+    let local = local::LocalStore::open(&place.store, &place.org)?;
+    let report = local.secure_and_publish(dir, &place.home, &pointers, token)?;
+    output::value(global.json, &serde_json::to_value(&report)?, |_| secured_text(&report))?;
+    if report.generation.is_none() {
+        let text = "not published: something in the home could not be read, see the warnings";
+        return Err(Refusal::new(Fault::Denied, text).into());
+    }
+    Ok(())
+}
+
+fn secured_text(report: &SecureReport) -> String {
+    let generation = report.generation.map_or_else(|| "-".to_owned(), |generation| generation.to_string());
+    let new = format!("{} blocks, {}", report.blocks_new, ByteCount(report.bytes_new));
+    card(&[
+        ("root", report.root.to_string()),
+        ("generation", generation),
+        ("files", format!("{}, {}", report.files, ByteCount(report.bytes))),
+        ("read", format!("{}, {}", report.files_read, ByteCount(report.bytes_read))),
+        ("new", format!("{new} ({} stored)", ByteCount(report.stored_bytes_new))),
+        ("time", format!("{} ms", report.elapsed_ms)),
+    ])
+}
+
+fn materialize(
+    global: &Global,
+    dir: &std::path::Path,
+    place: &StorePlace,
+    generation: Option<u64>,
+    root: Option<RootHash>,
+) -> anyhow::Result<()> {
+    let pointers = Pointers::open(&place.store, &place.org)?;
+    let root = match (root, generation) {
+        (Some(root), _) => root,
+        (None, Some(wanted)) => {
+            let kept = pointers.snapshots(&place.home)?;
+            let found = kept.into_iter().find(|pointer| pointer.generation.0 == wanted);
+            let text = format!("generation {wanted} of `{}` is not kept", place.home);
+            found.ok_or_else(|| Refusal::new(Fault::NotFound, text))?.root
+        }
+        (None, None) => {
+            let text = format!("the home `{}` has no snapshot in {}", place.home, place.store.display());
+            pointers.current(&place.home)?.ok_or_else(|| Refusal::new(Fault::NotFound, text))?.root
+        }
+    };
+    let local = local::LocalStore::open(&place.store, &place.org)?;
+    let report = local.materialize(dir, &place.home, root).context("the directory is not complete")?;
+    output::value(global.json, &serde_json::to_value(&report)?, |_| {
+        card(&[
+            ("root", report.root.to_string()),
+            ("files", format!("{}, {}", report.files, ByteCount(report.bytes))),
+            ("written", format!("{}, {}", report.files_written, ByteCount(report.bytes_written))),
+            ("removed", report.removed.to_string()),
+            ("time", format!("{} ms", report.elapsed_ms)),
+        ])
+    })?;
+    Ok(())
 }
 
 async fn list(global: &Global) -> anyhow::Result<()> {

@@ -1,22 +1,226 @@
-//! `covey run`: a task in a directory.
+//! `covey run`: a task in a directory of this machine.
+//!
+//! The directory becomes the agent's home, the session is shown as it happens, and the home becomes the
+//! directory again. Nobody's work is overwritten: the directory is written only if it is still what it was when
+//! it was taken; otherwise the command says how to get the result. What does not belong here: starting a server.
 
-use std::path::PathBuf;
+use std::collections::HashSet;
+use std::os::unix::ffi::OsStrExt as _;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
 
+use anyhow::Context as _;
 use clap::Args;
+use covey_types::{BlockHash, Fault, RootHash};
+use serde_json::{Value, json};
 
-use crate::exit_code::ExitCode;
+use super::home::local::{self, LocalStore, ServerStore};
+use super::{agent, session};
+use crate::client::{Client, Follow, Heard, id_path, user_message};
+use crate::exit_code::{ExitCode, Refusal};
 use crate::global::Global;
+use crate::output::{self, one_line};
+use crate::progress::Progress;
+
+/// After the session: stopping the sandbox and securing the home for the last time.
+const SETTLE_LIMIT: Duration = Duration::from_secs(180);
+const SETTLE_PAUSE: Duration = Duration::from_millis(200);
+const TITLE_CHARS_MAX: usize = 80;
+const DEFAULT_MODEL: &str = "claude-sonnet-4-5";
 
 /// Options of `covey run`.
 #[derive(Debug, Args)]
 pub(crate) struct RunArgs {
     /// What to do.
     task: String,
-    /// The directory to work in.
+    /// The directory to work in; it becomes the agent's home.
     #[arg(long, value_name = "DIR")]
     home: PathBuf,
+    /// Name of the agent; made when it is missing [default: the directory's name and a hash of its path].
+    #[arg(long)]
+    agent: Option<String>,
+    /// The model of an agent that is made now.
+    #[arg(long, env = "COVEY_MODEL", default_value = DEFAULT_MODEL)]
+    model: String,
+    /// Leave the directory as it is; the result stays in the home.
+    #[arg(long)]
+    no_write_back: bool,
 }
 
-pub(crate) async fn run(_global: &Global, args: &RunArgs) -> anyhow::Result<ExitCode> {
-    anyhow::bail!("not built yet: {args:?}")
+pub(crate) async fn run(global: &Global, args: &RunArgs) -> anyhow::Result<ExitCode> {
+    let dir = args.home.canonicalize().map_err(|error| {
+        Refusal::new(Fault::NotFound, format!("the directory {}: {error}", args.home.display()))
+    })?;
+    let client = Client::new(global)?;
+    let place = ServerStore::of(&client)?;
+    let store = place.local()?;
+    let agent = agent_for(&client, args, &dir).await?;
+    let home = agent["covey_home_id"].as_str().context("the server sent an agent without a home")?;
+    let taken = take(&client, &store, &dir, home).await?;
+
+    let environment = session::default_environment(&client).await?;
+    let title: String = args.task.chars().take(TITLE_CHARS_MAX).collect();
+    let session = session::create(&client, &agent, &environment, Some(&title)).await?;
+    let session = session::id_of(&session)?;
+    eprintln!("session {session}, agent {}, home {home}", one_line(&output::field(&agent, "/name")));
+    client.send(session, json!([user_message(&args.task)])).await?;
+    let code = match show(global, &client, session).await? {
+        Shown::Ended(code) => code,
+        Shown::Left => {
+            eprintln!("the session goes on: `covey session events {session} --follow`");
+            return Ok(ExitCode::Interrupted);
+        }
+    };
+
+    let result = settle(&client, session, home).await?;
+    let changed = result != Some(taken);
+    let written = match result.filter(|_| changed && !args.no_write_back) {
+        None => false,
+        Some(root) => write_back(&store, &place, &dir, home, taken, root).map(|()| true)?,
+    };
+    if global.json {
+        let end = json!({
+            "type": "covey.run", "session": session, "home": home, "root": result,
+            "changed": changed, "written_back": written,
+        });
+        output::line(&end.to_string())?;
+    } else if written {
+        eprintln!("{} is now what the agent left", dir.display());
+    } else if !changed {
+        eprintln!("the agent changed nothing in {}", dir.display());
+    }
+    Ok(code)
+}
+
+/// The agent of this directory; a second run in the same directory finds it, and the same home, again.
+async fn agent_for(client: &Client, args: &RunArgs, dir: &Path) -> anyhow::Result<Value> {
+    let name = args.agent.clone().unwrap_or_else(|| agent_name(dir));
+    match agent::by_name(client, &name).await? {
+        Some(agent) => Ok(agent),
+        None => Ok(client.post("/v1/agents", &agent::new_agent(&name, &args.model).into()).await?),
+    }
+}
+
+fn agent_name(dir: &Path) -> String {
+    let name = dir.file_name().map_or("root".into(), |name| name.to_string_lossy());
+    let hash = BlockHash::of(dir.as_os_str().as_bytes()).to_string();
+    format!("{}-{}", one_line(&name), &hash[..8])
+}
+
+/// Makes the directory the home's current state; returns its root.
+async fn take(client: &Client, store: &LocalStore, dir: &Path, home: &str) -> anyhow::Result<RootHash> {
+    let current = client.get(&id_path("covey/homes", home)?).await?;
+    if let Some(session) = current["session_id"].as_str() {
+        let text = format!("the agent works in session {session}; wait, or archive that session");
+        return Err(Refusal::new(Fault::Conflict, text).into());
+    }
+    let report = local::secured(store, dir, home, root_of(&current)?)?;
+    if report.changed {
+        local::import(client, &current, &report).await?;
+    }
+    eprintln!("{} files of {} are the agent's home", report.files, dir.display());
+    Ok(report.root)
+}
+
+fn root_of(home: &Value) -> anyhow::Result<Option<RootHash>> {
+    home["root"].as_str().map(|root| root.parse().context("the server sent a bad root")).transpose()
+}
+
+enum Shown {
+    /// The turn ended.
+    Ended(ExitCode),
+    /// The person left it.
+    Left,
+}
+
+/// Prints the session's events until the turn ends. The first Ctrl-C interrupts the agent, the second leaves.
+async fn show(global: &Global, client: &Client, session: &str) -> anyhow::Result<Shown> {
+    let mut events = Follow::new(client, session, HashSet::new())?;
+    let mut interrupted = false;
+    loop {
+        let heard = tokio::select! {
+            heard = events.next() => heard?,
+            pressed = tokio::signal::ctrl_c() => {
+                pressed.context("Ctrl-C cannot be watched")?;
+                if interrupted {
+                    return Ok(Shown::Left);
+                }
+                interrupted = true;
+                eprintln!("interrupting the agent; Ctrl-C again leaves it alone");
+                client.send(session, json!([{ "type": "user.interrupt" }])).await?;
+                continue;
+            }
+        };
+        let event = match heard {
+            Heard::Event(event) => event,
+            Heard::Broken(why) => {
+                eprintln!("{}; trying again", one_line(&why));
+                continue;
+            }
+        };
+        session::print(global, &event)?;
+        match event["type"].as_str() {
+            Some("session.status_idle") if interrupted => return Ok(Shown::Ended(ExitCode::Interrupted)),
+            Some("session.status_idle") => return Ok(Shown::Ended(session::end_code(&event))),
+            Some("session.status_terminated") => return Ok(Shown::Ended(ExitCode::Unfinished)),
+            _ => {}
+        }
+    }
+}
+
+/// Ends the session and waits until its home is secured for the last time; returns the home's root.
+async fn settle(client: &Client, session: &str, home: &str) -> anyhow::Result<Option<RootHash>> {
+    let _progress = Progress::start("securing the home");
+    client.post(&format!("{}/archive", id_path("sessions", session)?), &json!({})).await?;
+    let path = id_path("covey/homes", home)?;
+    let started = tokio::time::Instant::now();
+    loop {
+        let current = client.get(&path).await?;
+        if current["session_id"].is_null() {
+            return root_of(&current);
+        }
+        if started.elapsed() > SETTLE_LIMIT {
+            let text = format!(
+                "the home {home} is still in use after {} s; nothing was written back",
+                SETTLE_LIMIT.as_secs()
+            );
+            return Err(Refusal::new(Fault::Retry, text).into());
+        }
+        tokio::time::sleep(SETTLE_PAUSE).await;
+    }
+}
+
+/// Makes the directory what the agent left, if it is still what the agent was given.
+fn write_back(
+    store: &LocalStore,
+    place: &ServerStore,
+    dir: &Path,
+    home: &str,
+    taken: RootHash,
+    result: RootHash,
+) -> anyhow::Result<()> {
+    let now = store.secure(dir, home, Some(taken))?;
+    if now.changed || now.partial {
+        let text = format!(
+            "{} changed while the agent worked, so nothing was written back; get the result with\n  \
+             covey home materialize NEW_DIR --store {} --org {} --home {home} --root {result}",
+            dir.display(),
+            place.path.display(),
+            place.org,
+        );
+        return Err(Refusal::new(Fault::Conflict, text).into());
+    }
+    store.materialize(dir, home, result)?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn directories_of_the_same_name_have_different_agents() {
+        let (a, b) = (agent_name(Path::new("/a/project")), agent_name(Path::new("/b/project")));
+        assert!(a.starts_with("project-") && b.starts_with("project-") && a != b, "{a} {b}");
+    }
 }

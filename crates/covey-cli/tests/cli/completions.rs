@@ -8,7 +8,7 @@ fn each_shell_gets_a_script_that_knows_the_commands() {
     for shell in ["bash", "zsh", "fish"] {
         let ended = place.run(&["completions", shell]);
         assert_eq!(ended.code, 0, "{ended:?}");
-        for word in ["session", "interrupt", "snapshots", "--data-dir"] {
+        for word in ["session", "interrupt", "materialize", "--data-dir"] {
             assert!(ended.stdout.contains(word.trim_start_matches("--")), "{shell}: {word}");
         }
     }

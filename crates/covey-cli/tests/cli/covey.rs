@@ -31,6 +31,18 @@ impl Place {
         Self { url: Some(url.to_owned()), ..Self::alone() }
     }
 
+    /// What `covey up` would have written for its clients: the store is `server-store`, the org `o`.
+    pub(crate) fn write_client_file(&self) {
+        let store = self.path().join("server-store");
+        std::fs::create_dir(&store).unwrap();
+        let data = self.path().join(".local/share/covey");
+        std::fs::create_dir_all(&data).unwrap();
+        let file = serde_json::json!({
+            "url": self.url, "token": super::fake_server::TOKEN, "store": store, "org": "o",
+        });
+        std::fs::write(data.join("client.json"), file.to_string()).unwrap();
+    }
+
     pub(crate) fn path(&self) -> &Path {
         self.dir.path()
     }

@@ -34,6 +34,8 @@ pub(crate) struct State {
     pub(crate) asked: Vec<Asked>,
     /// Events that follow each `user.message`, in the order of the messages.
     pub(crate) replies: VecDeque<Vec<Value>>,
+    /// The root that a home has once its session is archived, as if an agent had worked in it.
+    pub(crate) root_after_session: Option<Value>,
     /// Streams end after so many events, as if the server had died.
     pub(crate) events_per_stream: Option<usize>,
     next_event: usize,
@@ -74,11 +76,14 @@ impl FakeServer {
 
     /// Waits until somebody has asked for `path`.
     pub(crate) fn wait_until_asked(&self, path: &str) {
-        let state = self.state();
-        let is_missing = |state: &mut State| !state.asked.iter().any(|asked| asked.path == path);
-        let limit = std::time::Duration::from_secs(30);
-        let waited = self.shared.1.wait_timeout_while(state, limit, is_missing).unwrap();
-        assert!(!waited.1.timed_out(), "nobody asked for {path}");
+        self.wait_until(|state| state.asked.iter().any(|asked| asked.path == path));
+    }
+
+    /// Waits until something is true of the state.
+    pub(crate) fn wait_until(&self, is_so: impl Fn(&State) -> bool) {
+        let limit = std::time::Duration::from_secs(60);
+        let waited = self.shared.1.wait_timeout_while(self.state(), limit, |state| !is_so(state)).unwrap();
+        assert!(!waited.1.timed_out(), "it did not come: {:?}", waited.0);
     }
 
     /// Appends an event to the log of the session and wakes the streams.
@@ -166,8 +171,8 @@ impl State {
     }
 
     fn archive_session(&mut self, id: &str) -> (u16, Value) {
-        for home in &mut self.homes {
-            home["session_id"] = Value::Null;
+        if let (Some(root), Some(home)) = (&self.root_after_session, self.homes.first_mut()) {
+            home["root"] = root.clone();
         }
         archive(&mut self.sessions, id)
     }
