@@ -136,12 +136,12 @@ enum Shown {
 /// Prints the session's events until the turn ends. The first Ctrl-C interrupts the agent, the second leaves.
 async fn show(global: &Global, client: &Client, session: &str) -> anyhow::Result<Shown> {
     let mut events = Follow::new(client, session, HashSet::new())?;
+    let mut presses = session::ctrl_c()?;
     let mut interrupted = false;
     loop {
         let heard = tokio::select! {
             heard = events.next() => heard?,
-            pressed = tokio::signal::ctrl_c() => {
-                pressed.context("Ctrl-C cannot be watched")?;
+            _ = presses.recv() => {
                 if interrupted {
                     return Ok(Shown::Left);
                 }

@@ -5,6 +5,7 @@ use std::collections::HashSet;
 use anyhow::Context as _;
 use clap::Subcommand;
 use serde_json::{Value, json};
+use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use super::agent;
 use crate::client::{Client, Follow, Heard, id_path, user_message};
@@ -165,11 +166,11 @@ async fn follow_until(
     events: &mut Follow,
     is_end: impl Fn(&str) -> bool,
 ) -> anyhow::Result<ExitCode> {
+    let mut presses = ctrl_c()?;
     loop {
         let heard = tokio::select! {
             heard = events.next() => heard?,
-            pressed = tokio::signal::ctrl_c() => {
-                pressed.context("Ctrl-C cannot be watched")?;
+            _ = presses.recv() => {
                 return Ok(ExitCode::Interrupted);
             }
         };
@@ -187,6 +188,11 @@ async fn follow_until(
             }
         }
     }
+}
+
+/// Every Ctrl-C from now on, also one that comes while something else is waited for.
+pub(crate) fn ctrl_c() -> anyhow::Result<Signal> {
+    signal(SignalKind::interrupt()).context("Ctrl-C cannot be watched")
 }
 
 /// What a script learns from how a turn ended.
