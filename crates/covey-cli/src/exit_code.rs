@@ -70,7 +70,13 @@ fn fault_of(cause: &(dyn std::error::Error + 'static)) -> Option<Fault> {
     let pointer = || cause.downcast_ref().map(PointerError::fault);
     let materialize = || cause.downcast_ref().map(MaterializeError::fault);
     let store = || cause.downcast_ref().map(StoreError::fault);
-    client.or_else(refusal).or_else(secure).or_else(publish).or_else(pointer).or_else(materialize).or_else(store)
+    client
+        .or_else(refusal)
+        .or_else(secure)
+        .or_else(publish)
+        .or_else(pointer)
+        .or_else(materialize)
+        .or_else(store)
 }
 
 impl From<ExitCode> for std::process::ExitCode {

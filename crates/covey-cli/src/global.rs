@@ -117,12 +117,8 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         std::fs::write(dir.path().join(CLIENT_FILE), r#"{"url":"http://127.0.0.1:1/","token":"secret"}"#)
             .unwrap();
-        let known = ClientFile {
-            url: "http://127.0.0.1:1".into(),
-            token: "secret".into(),
-            store: None,
-            org: None,
-        };
+        let known =
+            ClientFile { url: "http://127.0.0.1:1".into(), token: "secret".into(), store: None, org: None };
         assert_eq!(global(dir.path(), None, None).server().unwrap(), known);
         assert_eq!(global(dir.path(), Some("http://127.0.0.1:1/"), None).server().unwrap(), known);
         let error = global(dir.path(), Some("http://127.0.0.1:2"), None).server().unwrap_err().to_string();

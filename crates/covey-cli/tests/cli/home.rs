@@ -46,8 +46,16 @@ fn a_second_secure_of_an_unchanged_directory_reads_and_stores_nothing() {
     small_home(&place.path().join("dir"));
     let first = secure(&place, &[]);
     for field in [
-        "root", "generation", "files", "bytes", "files_read", "bytes_read", "blocks_new", "bytes_new",
-        "stored_bytes_new", "elapsed_ms",
+        "root",
+        "generation",
+        "files",
+        "bytes",
+        "files_read",
+        "bytes_read",
+        "blocks_new",
+        "bytes_new",
+        "stored_bytes_new",
+        "elapsed_ms",
     ] {
         assert!(!first[field].is_null(), "{field}: {first}");
     }

@@ -76,7 +76,8 @@ fn a_directory_that_somebody_changed_meanwhile_is_left_alone() {
 
     // The sentence says how to get the result, and that works.
     let (_, said) = ended.stderr.split_once("covey home materialize NEW_DIR ").unwrap();
-    let args: Vec<&str> = ["home", "materialize", "fetched"].into_iter().chain(said.split_whitespace()).collect();
+    let args: Vec<&str> =
+        ["home", "materialize", "fetched"].into_iter().chain(said.split_whitespace()).collect();
     assert_eq!(place.run(&args).code, 0);
     assert_eq!(fs::read_to_string(place.path().join("fetched/program")).unwrap(), "mended\n");
 }
