@@ -3,5 +3,15 @@
 
 #![expect(clippy::unwrap_used, reason = "a failed test ends there")]
 
+mod concurrency;
+mod damage;
+mod deep;
+mod git;
+mod golden;
+mod hostile;
+mod kill;
+mod property;
 mod round_trip;
+mod special;
+mod store_contract;
 mod support;

@@ -216,3 +216,68 @@ pub(crate) fn make_removable(root: &Path) {
         }
     }
 }
+
+/// Secures `dir` with two threads and no excludes.
+pub(crate) fn secure_dir(
+    dir: &Path,
+    store: &dyn covey_home::BlockStore,
+    stat_cache: Option<&Path>,
+) -> Result<covey_home::SecureReport, covey_home::SecureError> {
+    covey_home::secure(&covey_home::SecureRequest {
+        dir,
+        store,
+        stat_cache,
+        excludes: &covey_home::Excludes::none(),
+        previous: None,
+        cancel: &std::sync::atomic::AtomicBool::new(false),
+        progress: &covey_home::NoProgress,
+        threads: 2,
+    })
+}
+
+/// Materializes `root` into `dir` with two threads and no excludes.
+pub(crate) fn materialize_dir(
+    root: covey_types::RootHash,
+    dir: &Path,
+    store: &dyn covey_home::BlockStore,
+    stat_cache: Option<&Path>,
+) -> Result<covey_home::MaterializeReport, covey_home::MaterializeError> {
+    covey_home::materialize(&covey_home::MaterializeRequest {
+        root,
+        dir,
+        store,
+        stat_cache,
+        excludes: &covey_home::Excludes::none(),
+        owner: None,
+        cancel: &std::sync::atomic::AtomicBool::new(false),
+        progress: &covey_home::NoProgress,
+        threads: 2,
+    })
+}
+
+/// Bytes that do not compress and depend on nothing but `seed`.
+pub(crate) fn noise(seed: u64, len: usize) -> Vec<u8> {
+    let mut bytes = vec![0; len];
+    blake3::Hasher::new_derive_key("covey-home tests").update(&seed.to_le_bytes()).finalize_xof().fill(&mut bytes);
+    bytes
+}
+
+/// How two dumps differ, one line per name; empty when they are equal.
+pub(crate) fn differences(found: &BTreeMap<Vec<u8>, Dumped>, wanted: &BTreeMap<Vec<u8>, Dumped>) -> Vec<String> {
+    let mut paths: Vec<_> = found.keys().chain(wanted.keys()).collect();
+    paths.sort();
+    paths.dedup();
+    let brief = |dumped: Option<&Dumped>| {
+        dumped.map(|d| {
+            let hash = covey_types::BlockHash::of(&d.content);
+            let names: Vec<_> = d.names.iter().map(|name| name.escape_ascii().to_string()).collect();
+            let (kind, mode, mtime, size) = (d.kind, d.mode, d.mtime, d.size);
+            format!("{kind} {mode:o} {mtime:?} {:?} size {size} data {} {hash} holes {:?} {names:?}", d.xattrs, d.content.len(), d.holes)
+        })
+    };
+    paths
+        .into_iter()
+        .filter(|path| found.get(*path) != wanted.get(*path))
+        .map(|path| format!("`{}`: {:?} is not {:?}", path.escape_ascii(), brief(found.get(path)), brief(wanted.get(path))))
+        .collect()
+}
