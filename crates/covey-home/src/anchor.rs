@@ -118,5 +118,5 @@ pub(crate) fn set_dir_mode(anchor: &Anchor, mode: u16) -> io::Result<()> {
     let parent = parent.open()?;
     let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let fd = rustix::fs::openat(&*parent, anchor.name().as_c_str(), flags, rustix::fs::Mode::empty())?;
-    sys::chmod_path_fd(&fd, mode)
+    sys::chmod_path_fd(fd.as_fd(), mode)
 }

@@ -191,7 +191,7 @@ pub fn materialize(request: &MaterializeRequest<'_>) -> Result<MaterializeReport
     let stat = sys::stat_fd(&dir).map_err(target)?;
     let euid = rustix::process::geteuid().as_raw();
     if euid != 0 && stat.uid == euid && stat.mode & 0o700 != 0o700 {
-        sys::chmod_path_fd(&dir, stat.mode | 0o700).map_err(target)?;
+        sys::chmod_path_fd(dir.as_fd(), stat.mode | 0o700).map_err(target)?;
     }
     let dir = sys::open_dir_at(dir.as_fd(), c".").map_err(target)?;
     let cache = request.stat_cache.and_then(|path| StatCache::load(path, &stat).ok());

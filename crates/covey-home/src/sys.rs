@@ -130,21 +130,22 @@ pub(crate) fn open_path_at(dir: BorrowedFd<'_>, name: &CStr) -> io::Result<Owned
 }
 
 /// The kernel's name for a descriptor. `fchmod` and the attribute calls refuse `O_PATH` descriptors; through
-/// this name they work on exactly that inode.
-pub(crate) fn fd_path(fd: impl AsFd) -> CString {
-    let text = format!("/proc/self/fd/{}", fd.as_fd().as_raw_fd());
+/// this name they work on exactly that inode, as long as the descriptor is open.
+pub(crate) fn fd_path(fd: BorrowedFd<'_>) -> CString {
+    let text = format!("/proc/self/fd/{}", fd.as_raw_fd());
     CString::new(text).unwrap_or_default()
 }
 
-pub(crate) fn chmod_path_fd(fd: impl AsFd, mode: u16) -> io::Result<()> {
+pub(crate) fn chmod_path_fd(fd: BorrowedFd<'_>, mode: u16) -> io::Result<()> {
     Ok(fs::chmodat(fs::CWD, fd_path(fd).as_c_str(), Mode::from_raw_mode(mode.into()), AtFlags::empty())?)
 }
 
 /// Opens an inode of ours once more through its descriptor, with the mode lifted by `add` for that moment.
 pub(crate) fn reopen_lifted(path_fd: &OwnedFd, stat: &Stat, add: u16, flags: OFlags) -> io::Result<OwnedFd> {
-    chmod_path_fd(path_fd, stat.mode | add)?;
-    let opened = fs::openat(fs::CWD, fd_path(path_fd).as_c_str(), flags | OFlags::CLOEXEC, Mode::empty());
-    chmod_path_fd(path_fd, stat.mode)?;
+    chmod_path_fd(path_fd.as_fd(), stat.mode | add)?;
+    let opened =
+        fs::openat(fs::CWD, fd_path(path_fd.as_fd()).as_c_str(), flags | OFlags::CLOEXEC, Mode::empty());
+    chmod_path_fd(path_fd.as_fd(), stat.mode)?;
     Ok(opened?)
 }
 
@@ -170,7 +171,7 @@ pub(crate) fn xattrs_of(fd: impl AsFd) -> io::Result<Xattrs> {
 }
 
 /// The kept attributes of an inode that only an `O_PATH` descriptor names.
-pub(crate) fn xattrs_of_path_fd(fd: impl AsFd) -> io::Result<Xattrs> {
+pub(crate) fn xattrs_of_path_fd(fd: BorrowedFd<'_>) -> io::Result<Xattrs> {
     let path = fd_path(fd);
     read_xattrs(
         |buffer| fs::listxattr(path.as_c_str(), buffer),
@@ -219,7 +220,7 @@ pub(crate) fn set_xattr(fd: impl AsFd, name: &[u8], value: &[u8]) -> io::Result<
     Ok(fs::fsetxattr(fd, c_name(name)?.as_c_str(), value, XattrFlags::empty())?)
 }
 
-pub(crate) fn set_xattr_path_fd(fd: impl AsFd, name: &[u8], value: &[u8]) -> io::Result<()> {
+pub(crate) fn set_xattr_path_fd(fd: BorrowedFd<'_>, name: &[u8], value: &[u8]) -> io::Result<()> {
     Ok(fs::setxattr(fd_path(fd).as_c_str(), c_name(name)?.as_c_str(), value, XattrFlags::empty())?)
 }
 

@@ -52,7 +52,7 @@ impl Moved<'_> {
 fn lift(dir: BorrowedFd<'_>, name: &CStr, stat: &Stat) -> io::Result<()> {
     let euid = rustix::process::geteuid().as_raw();
     if euid != 0 && stat.uid == euid && stat.mode & 0o700 != 0o700 {
-        sys::chmod_path_fd(sys::open_path_at(dir, name)?, 0o700)?;
+        sys::chmod_path_fd(sys::open_path_at(dir, name)?.as_fd(), 0o700)?;
     }
     Ok(())
 }

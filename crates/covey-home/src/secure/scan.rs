@@ -313,10 +313,12 @@ impl DirScan<'_> {
             EntryBody::Fifo
         };
         let xattrs = if stat.file_type == FileType::Fifo {
-            match sys::open_path_at(self.dir, name).and_then(sys::xattrs_of_path_fd) {
-                Ok(xattrs) => xattrs,
+            let fd = match sys::open_path_at(self.dir, name) {
+                Ok(fd) => fd,
                 Err(error) => return failed(error),
-            }
+            };
+            sys::xattrs_of_path_fd(fd.as_fd())
+                .map_err(|error| unreadable(self.node, name.to_bytes(), error))?
         } else {
             Default::default()
         };
@@ -492,7 +494,11 @@ fn keep_previous(
     error: io::Error,
 ) -> Result<(), SecureError> {
     if error.kind() == io::ErrorKind::NotFound {
-        return Ok(());
+        // Only the directory itself proves that the name is gone; the answer may have been `/proc`'s.
+        let gone = node.anchor.open().and_then(|dir| sys::stat_at(dir.as_fd(), name));
+        if gone.is_err_and(|error| error.kind() == io::ErrorKind::NotFound) {
+            return Ok(());
+        }
     }
     let cached = job.cache.as_ref().zip(node.cached.as_ref()).and_then(|(cache, range)| cache.dir(range));
     let position = match lock(&node.slots).get(slot) {

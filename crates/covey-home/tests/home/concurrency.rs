@@ -6,8 +6,8 @@ use std::sync::atomic::AtomicBool;
 use std::thread;
 
 use covey_home::{
-    BlockStore, DirectoryStore, Excludes, NoProgress, PointerError, Pointers, SecureRequest, secure_and_publish,
-    verify,
+    BlockStore, DirectoryStore, Excludes, NoProgress, PointerError, Pointers, SecureRequest,
+    secure_and_publish, verify,
 };
 use covey_types::{BlockHash, FencingToken, Generation, RootHash};
 
@@ -49,7 +49,11 @@ fn two_writers_share_a_store_and_an_earlier_reader_sees_both() {
                 for round in 0..20_u64 {
                     // Half of it is the same in both homes.
                     fs::write(dir.join(format!("shared-{round}")), noise(round, 50_000)).unwrap();
-                    fs::write(dir.join(format!("own-{round}")), noise(1000 * (number as u64 + 1) + round, 9000)).unwrap();
+                    fs::write(
+                        dir.join(format!("own-{round}")),
+                        noise(1000 * (number as u64 + 1) + round, 9000),
+                    )
+                    .unwrap();
                     assert_eq!(publish(&store, &pointers, &dir, home, 1), Generation(round + 1));
                 }
             });

@@ -28,7 +28,8 @@ fn stored() -> Stored {
     for (part, seed) in [("text", 0), ("noise", 100)] {
         fs::create_dir(home.join(part)).unwrap();
         for number in 0..5_u64 {
-            let bytes = if seed == 0 { vec![b'a' + number as u8; 3000] } else { noise(seed + number, 200_000) };
+            let bytes =
+                if seed == 0 { vec![b'a' + number as u8; 3000] } else { noise(seed + number, 200_000) };
             fs::write(home.join(part).join(number.to_string()), &bytes).unwrap();
             files.insert(format!("{part}/{number}"), bytes);
         }
@@ -64,7 +65,9 @@ fn check_damaged(stored: &Stored, what: &str) -> usize {
         Err(MaterializeError::Root { .. }) => {}
         Err(MaterializeError::Incomplete { report }) => {
             for (path, bytes) in &stored.files {
-                let is_gap = report.gaps.iter().any(|gap| path == &gap.path || path.starts_with(&format!("{}/", gap.path)) || gap.path.is_empty());
+                let is_gap = report.gaps.iter().any(|gap| {
+                    path == &gap.path || path.starts_with(&format!("{}/", gap.path)) || gap.path.is_empty()
+                });
                 match fs::read(target.join(path)) {
                     Ok(found) => assert_eq!(&found, bytes, "{what}: {path}"),
                     Err(_) => assert!(is_gap, "{what}: {path} is lost and not named in {:?}", report.gaps),
@@ -101,7 +104,8 @@ fn the_damage_matrix() {
         stored.packs.iter().map(|path| (path.clone(), fs::read(path).unwrap())).collect();
     for (path, bytes) in &good {
         let len = bytes.len();
-        let mut places: Vec<usize> = vec![0, 9, 16, 20, 24, 28, 32, 36, 40, len - 1, len - 20, len - 50, len - 70];
+        let mut places: Vec<usize> =
+            vec![0, 9, 16, 20, 24, 28, 32, 36, 40, len - 1, len - 20, len - 50, len - 70];
         places.extend((0..40).map(|n| n * len / 40));
         for at in places {
             let mut bad = bytes.clone();

@@ -6,7 +6,8 @@ use std::fs;
 use std::path::PathBuf;
 
 use covey_home::manifest::{
-    Blob, Content, ContentMap, Entry, EntryBody, Extent, LinkTable, ListingBuilder, Meta, Root, Time, Xattr, Xattrs,
+    Blob, Content, ContentMap, Entry, EntryBody, Extent, LinkTable, ListingBuilder, Meta, Root, Time, Xattr,
+    Xattrs,
 };
 use covey_home::{Block, BlockStore, DirectoryStore};
 use covey_types::BlockHash;
@@ -39,7 +40,8 @@ fn listing() -> Vec<u8> {
         extents: vec![Extent { start: 0, len: 9 << 20 }],
         blocks: vec![hash("0"), hash("1"), hash("2")],
     };
-    let mapped = |size, map: &ContentMap| EntryBody::File(Content::Mapped { size, map: Blob::Inline(map.encode()) });
+    let mapped =
+        |size, map: &ContentMap| EntryBody::File(Content::Mapped { size, map: Blob::Inline(map.encode()) });
     let entries = [
         ("dir", Entry { meta: meta(0o1777, 0), body: EntryBody::Directory { listing: hash("listing") } }),
         ("empty", Entry { meta: meta(0, -1), body: EntryBody::File(Content::Nothing { size: 0 }) }),
@@ -47,10 +49,13 @@ fn listing() -> Vec<u8> {
         ("hole", Entry { meta: meta(0o644, 2), body: EntryBody::File(Content::Nothing { size: 1 << 20 }) }),
         ("large", Entry { meta: meta(0o644, 3), body: mapped(9 << 20, &large) }),
         ("link", Entry { meta: meta(0o777, 4), body: EntryBody::Symlink { target: b"\xff/..".to_vec() } }),
-        ("noted", Entry {
-            meta: Meta { xattrs: Blob::Inline(xattrs), ..meta(0o4755, 5) },
-            body: EntryBody::File(Content::Whole { size: 7, block: hash("content") }),
-        }),
+        (
+            "noted",
+            Entry {
+                meta: Meta { xattrs: Blob::Inline(xattrs), ..meta(0o4755, 5) },
+                body: EntryBody::File(Content::Whole { size: 7, block: hash("content") }),
+            },
+        ),
         ("sparse", Entry { meta: meta(0o644, 6), body: mapped((1 << 40) + 2, &sparse) }),
     ];
     let mut builder = ListingBuilder::default();

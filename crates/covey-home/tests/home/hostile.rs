@@ -4,8 +4,8 @@ use std::fs;
 use std::os::unix::fs::symlink;
 
 use covey_home::manifest::{
-    Blob, Content, ContentMap, Entry, EntryBody, Extent, LinkTable, ListingBuilder, ListingPart, Meta, Root, Time,
-    Xattr, Xattrs, decode_listing_object,
+    Blob, Content, ContentMap, Entry, EntryBody, Extent, LinkTable, ListingBuilder, ListingPart, Meta, Root,
+    Time, Xattr, Xattrs, decode_listing_object,
 };
 use covey_home::{Block, BlockStore, MaterializeError, MemoryStore};
 use covey_types::{BlockHash, RootHash};
@@ -181,10 +181,17 @@ fn samples() -> Vec<Vec<u8>> {
     let sparse = Content::Mapped { size: 1000, map: Blob::Inline(map.encode()) };
     let with_xattrs = Meta { xattrs: Blob::Inline(xattrs.encode()), ..meta(0o4755) };
     let mut builder = ListingBuilder::default();
-    builder.push(b"dir", &Entry { meta: with_xattrs.clone(), body: EntryBody::Directory { listing: BlockHash::of(b"d") } }.encode());
+    builder.push(
+        b"dir",
+        &Entry { meta: with_xattrs.clone(), body: EntryBody::Directory { listing: BlockHash::of(b"d") } }
+            .encode(),
+    );
     builder.push(b"fifo", &Entry { meta: meta(0), body: EntryBody::Fifo }.encode());
     builder.push(b"file", &file(b"content").encode());
-    builder.push(b"link", &Entry { meta: meta(0o777), body: EntryBody::Symlink { target: vec![0xff] } }.encode());
+    builder.push(
+        b"link",
+        &Entry { meta: meta(0o777), body: EntryBody::Symlink { target: vec![0xff] } }.encode(),
+    );
     builder.push(b"sparse", &Entry { meta: meta(0o600), body: EntryBody::File(sparse) }.encode());
     let mut listing = Vec::new();
     builder

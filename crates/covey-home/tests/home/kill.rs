@@ -59,9 +59,8 @@ fn run_and_kill(dir: &Path, delay: Duration) -> Option<Generation> {
         .spawn()
         .unwrap();
     let mut lines = BufReader::new(child.stdout.take().unwrap()).lines().map_while(Result::ok);
-    let published = |line: &str| -> Option<Generation> {
-        line.split_once("published ")?.1.parse().ok().map(Generation)
-    };
+    let published =
+        |line: &str| -> Option<Generation> { line.split_once("published ")?.1.parse().ok().map(Generation) };
     let mut last = lines.find_map(|line| published(&line));
     // Not a synchronisation: the random moment of the kill.
     std::thread::sleep(delay);
@@ -84,7 +83,10 @@ fn killed_at_any_point_the_store_has_every_published_snapshot_whole() {
         let store = DirectoryStore::open(&scratch.path().join("store"), "org").unwrap();
         assert_eq!(store.problems(), Vec::<String>::new());
         let current = pointers.current("home").unwrap().unwrap();
-        assert!(said.is_none_or(|said| said <= current.generation), "{said:?} was published, {current:?} is there");
+        assert!(
+            said.is_none_or(|said| said <= current.generation),
+            "{said:?} was published, {current:?} is there"
+        );
         let report = verify(&store, &current.root).unwrap();
         assert_eq!(report.problems, Vec::<String>::new(), "round {round}");
         assert_eq!(fs::read_dir(scratch.path().join("store/orgs/org/tmp")).unwrap().count(), 0);

@@ -21,8 +21,14 @@ struct Inode {
 #[derive(Debug, Clone)]
 enum Body {
     /// Pieces of data (first block of 4 KiB, length, fill) and the size.
-    File { data: Vec<(u64, usize, u8)>, size: u64 },
-    Large { seed: u64, len: usize },
+    File {
+        data: Vec<(u64, usize, u8)>,
+        size: u64,
+    },
+    Large {
+        seed: u64,
+        len: usize,
+    },
     Symlink(Vec<u8>),
     Fifo,
     Dir(Vec<(Vec<u8>, Inode)>),

@@ -258,12 +258,18 @@ pub(crate) fn materialize_dir(
 /// Bytes that do not compress and depend on nothing but `seed`.
 pub(crate) fn noise(seed: u64, len: usize) -> Vec<u8> {
     let mut bytes = vec![0; len];
-    blake3::Hasher::new_derive_key("covey-home tests").update(&seed.to_le_bytes()).finalize_xof().fill(&mut bytes);
+    blake3::Hasher::new_derive_key("covey-home tests")
+        .update(&seed.to_le_bytes())
+        .finalize_xof()
+        .fill(&mut bytes);
     bytes
 }
 
 /// How two dumps differ, one line per name; empty when they are equal.
-pub(crate) fn differences(found: &BTreeMap<Vec<u8>, Dumped>, wanted: &BTreeMap<Vec<u8>, Dumped>) -> Vec<String> {
+pub(crate) fn differences(
+    found: &BTreeMap<Vec<u8>, Dumped>,
+    wanted: &BTreeMap<Vec<u8>, Dumped>,
+) -> Vec<String> {
     let mut paths: Vec<_> = found.keys().chain(wanted.keys()).collect();
     paths.sort();
     paths.dedup();
@@ -272,12 +278,24 @@ pub(crate) fn differences(found: &BTreeMap<Vec<u8>, Dumped>, wanted: &BTreeMap<V
             let hash = covey_types::BlockHash::of(&d.content);
             let names: Vec<_> = d.names.iter().map(|name| name.escape_ascii().to_string()).collect();
             let (kind, mode, mtime, size) = (d.kind, d.mode, d.mtime, d.size);
-            format!("{kind} {mode:o} {mtime:?} {:?} size {size} data {} {hash} holes {:?} {names:?}", d.xattrs, d.content.len(), d.holes)
+            format!(
+                "{kind} {mode:o} {mtime:?} {:?} size {size} data {} {hash} holes {:?} {names:?}",
+                d.xattrs,
+                d.content.len(),
+                d.holes
+            )
         })
     };
     paths
         .into_iter()
         .filter(|path| found.get(*path) != wanted.get(*path))
-        .map(|path| format!("`{}`: {:?} is not {:?}", path.escape_ascii(), brief(found.get(path)), brief(wanted.get(path))))
+        .map(|path| {
+            format!(
+                "`{}`: {:?} is not {:?}",
+                path.escape_ascii(),
+                brief(found.get(path)),
+                brief(wanted.get(path))
+            )
+        })
         .collect()
 }
