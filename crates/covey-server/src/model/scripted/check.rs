@@ -1,10 +1,11 @@
 //! Applies the strict verifier to every request, and remembers what it refused.
 //!
 //! Three layers: the request by itself, its answers against what the script must have said (recomputed from the
-//! history, so it holds across restarts), and its prefix against earlier requests of the same conversation (only
-//! while this process lives). What counts as a violation is the harness's verifier's decision.
+//! history, so it holds across restarts), and its prefix against the request before it. A request does not say which
+//! conversation it belongs to, so the last layer looks only where one conversation began with these words in the
+//! life of this process. What counts as a violation is the harness's verifier's decision.
 
-use std::collections::VecDeque;
+use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use covey_harness::verify;
@@ -14,8 +15,8 @@ use serde_json::{Map, Value};
 use super::plan::{self, signature};
 use super::script::ScriptFile;
 
-/// Requests that are remembered for the prefix check; the oldest conversation is forgotten first.
-const REQUESTS_REMEMBERED_MAX: usize = 1024;
+/// Beginnings of conversations that are remembered for the prefix check; later ones are not checked by it.
+const BEGINNINGS_MAX: usize = 1024;
 /// Violations whose text is kept; later ones are only counted.
 const VIOLATIONS_KEPT_MAX: usize = 256;
 /// The type of the block that the fault `unknown_block` adds.
@@ -35,7 +36,15 @@ struct Memory {
     requests: u64,
     refused: u64,
     violations: Vec<Violation>,
-    earlier: VecDeque<Map<String, Value>>,
+    /// By the first user message.
+    beginnings: HashMap<String, Beginning>,
+}
+
+#[derive(Debug, Default)]
+struct Beginning {
+    /// Conversations that began so, retries of a first request included.
+    count: u64,
+    last: Map<String, Value>,
 }
 
 /// The verifier with its memory.
@@ -59,7 +68,7 @@ impl RequestChecker {
         memory.requests += 1;
         let result = by_itself(body, raw)
             .and_then(|()| answers_kept(scripts, body))
-            .and_then(|()| prefix_kept(&mut memory.earlier, body));
+            .and_then(|()| prefix_kept(&mut memory.beginnings, body));
         if let Err(text) = &result {
             memory.refused += 1;
             if memory.violations.len() < VIOLATIONS_KEPT_MAX {
@@ -138,39 +147,35 @@ fn signed(block: &Value) -> Result<(), &'static str> {
     if matches { Ok(()) } else { Err("the signature does not belong to this block") }
 }
 
-/// The request continues one of the earlier ones, or starts a conversation.
-fn prefix_kept(earlier: &mut VecDeque<Map<String, Value>>, body: &Map<String, Value>) -> Result<(), String> {
-    let messages = |body: &Map<String, Value>| {
-        body.get("messages").and_then(Value::as_array).map_or(&[][..], Vec::as_slice).to_vec()
+/// The request continues the one before it in its conversation, where that is known for certain.
+fn prefix_kept(beginnings: &mut HashMap<String, Beginning>, body: &Map<String, Value>) -> Result<(), String> {
+    let Some(messages) = body.get("messages").and_then(Value::as_array) else { return Ok(()) };
+    let Some(key) = messages.first().map(without_cache_points) else { return Ok(()) };
+    if messages.len() == 1 {
+        if beginnings.len() < BEGINNINGS_MAX || beginnings.contains_key(&key) {
+            let beginning = beginnings.entry(key).or_default();
+            beginning.count += 1;
+            beginning.last = body.clone();
+        }
+        return Ok(());
+    }
+    // None is a conversation that began before this process did; several cannot be told apart.
+    let Some(beginning) = beginnings.get_mut(&key).filter(|beginning| beginning.count == 1) else {
+        return Ok(());
     };
-    let ours = messages(body);
-    let same_start = |other: &Map<String, Value>| messages(other).first() == ours.first();
-    let mut longest: Option<(usize, usize)> = None;
-    let mut violation = None;
-    for (at, other) in earlier.iter().enumerate().filter(|(_, other)| same_start(other)) {
-        match verify::check_prefix(other, body) {
-            Ok(()) => {
-                let length = messages(other).len();
-                if longest.is_none_or(|(best, _)| length >= best) {
-                    longest = Some((length, at));
-                }
-            }
-            Err(error) => violation = Some(error.to_string()),
-        }
-    }
-    match (longest, violation) {
-        (Some((_, at)), _) => {
-            earlier.remove(at);
-        }
-        // Two conversations may begin with the same words; only a history can contradict another one.
-        (None, Some(text)) if ours.len() > 1 => return Err(text),
-        _ => {}
-    }
-    if earlier.len() == REQUESTS_REMEMBERED_MAX {
-        earlier.pop_front();
-    }
-    earlier.push_back(body.clone());
+    verify::check_prefix(&beginning.last, body).map_err(|e| e.to_string())?;
+    beginning.last = body.clone();
     Ok(())
+}
+
+fn without_cache_points(message: &Value) -> String {
+    let mut message = message.clone();
+    if let Some(Value::Array(blocks)) = message.get_mut("content") {
+        for block in blocks.iter_mut().filter_map(Value::as_object_mut) {
+            block.shift_remove("cache_control");
+        }
+    }
+    message.to_string()
 }
 
 #[cfg(test)]
@@ -197,21 +202,33 @@ mod tests {
             {"role": "user", "content": "b"}])
     }
 
+    fn start() -> Map<String, Value> {
+        body(json!([{"role": "user", "content": "a"}]))
+    }
+
+    fn with_other_system(mut body: Map<String, Value>) -> Map<String, Value> {
+        body.insert("system".into(), json!("t"));
+        body
+    }
+
     #[test]
-    fn a_continued_conversation_passes_also_beside_one_that_begins_alike() {
+    fn conversations_that_begin_alike_are_not_taken_for_one() {
         let checker = RequestChecker::default();
-        let start = body(json!([{"role": "user", "content": "a"}]));
-        for request in [start.clone(), start.clone(), body(history()), start, body(history())] {
+        let requests =
+            [start(), body(history()), with_other_system(start()), with_other_system(body(history()))];
+        for request in requests {
             assert_eq!(checker.check(&scripts(), &request, None), Ok(()));
         }
-        assert_eq!((checker.counts(), checker.violations()), ((5, 0), vec![]));
+        assert_eq!((checker.counts(), checker.violations()), ((4, 0), vec![]));
     }
 
     #[test]
     fn changed_answers_thinking_and_prefixes_are_refused_and_counted() {
         let checker = RequestChecker::default();
-        assert_eq!(checker.check(&scripts(), &body(history()), None), Ok(()));
-        let mut changes = Vec::new();
+        for request in [start(), body(history())] {
+            assert_eq!(checker.check(&scripts(), &request, None), Ok(()));
+        }
+        let mut changes = vec![with_other_system(body(history()))];
         for (pointer, value) in
             [("/1/content/1/text", "uno"), ("/1/content/0/thinking", "HM"), ("/2/content", "c")]
         {
@@ -219,15 +236,12 @@ mod tests {
             *messages.pointer_mut(pointer).unwrap() = json!(value);
             changes.push(body(messages));
         }
-        let mut other_system = body(history());
-        other_system.insert("system".into(), json!("t"));
-        changes.push(other_system);
         for change in &changes {
             let error = checker.check(&scripts(), change, None).unwrap_err();
             assert!(!error.is_empty());
         }
-        assert_eq!(checker.counts(), (5, 4));
-        assert_eq!(checker.violations().iter().map(|v| v.request).collect::<Vec<_>>(), [2, 3, 4, 5]);
+        assert_eq!(checker.counts(), (6, 4));
+        assert_eq!(checker.violations().iter().map(|v| v.request).collect::<Vec<_>>(), [3, 4, 5, 6]);
         let raw = br#"{"a":"\ud800"}"#;
         assert!(checker.check(&scripts(), &body(history()), Some(raw)).is_err());
     }
