@@ -4,6 +4,7 @@
 //! the lock files name, and kept until a lock file changes.
 
 use std::fs;
+use std::io::{BufRead as _, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -12,8 +13,12 @@ use anyhow::{Context as _, bail};
 use serde::Deserialize;
 
 use super::{Ground, Outcome, installed, product};
+use crate::metadata::Metadata;
 use crate::process;
 
+/// What the model says in both suites.
+const SCRIPT: &str = "tests/sdk/script.json";
+const BUILD_LIMIT: Duration = Duration::from_secs(30 * 60);
 const INSTALL_LIMIT: Duration = Duration::from_secs(10 * 60);
 const TESTS_LIMIT: Duration = Duration::from_secs(10 * 60);
 const START_LIMIT: Duration = Duration::from_secs(60);
@@ -32,11 +37,37 @@ pub(super) fn python(ground: &Ground<'_>) -> anyhow::Result<Outcome> {
         pip.args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--requirement"]);
         process::run(pip.arg(&requirements), INSTALL_LIMIT)
     })?;
-    let up = Up::start(ground)?;
-    let mut command = Command::new(place.join("bin/python"));
-    command.args(["-m", "unittest", "discover", "--verbose", "--start-directory"]).arg(&tests);
-    command.env("PYTHONDONTWRITEBYTECODE", "1");
-    up.test(command.current_dir(&tests))
+    let unittest = |file: &str| {
+        let mut command = Command::new(place.join("bin/python"));
+        command.args(["-m", "unittest", "--verbose", file]).current_dir(&tests);
+        command.env("PYTHONDONTWRITEBYTECODE", "1");
+        command
+    };
+    judge_the_scripted_model(ground, &mut unittest("test_scripted_model.py"))?;
+    Up::start(ground)?.test(&mut unittest("test_managed_agents.py"))
+}
+
+/// The scripted model must be what the SDK takes for the real one; else the other tests prove nothing.
+fn judge_the_scripted_model(ground: &Ground<'_>, tests: &mut Command) -> anyhow::Result<()> {
+    let mut build = process::cargo(ground.root);
+    // The whole workspace, so that the features and so the built dependencies are those of the other stages.
+    process::run(build.args(["build", "--locked", "--workspace", "--examples"]), BUILD_LIMIT)?;
+    let program = Metadata::read(ground.root)?.target_directory.join("debug/examples/scripted_model");
+    let mut command = Command::new(program);
+    command.arg(ground.root.join(SCRIPT)).stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut child = command.spawn().context("the scripted model does not start")?;
+    let mut line = String::new();
+    let stdout = child.stdout.take().context("stdout is not a pipe")?;
+    // Its first line comes when it listens; an end before that is an empty line here.
+    BufReader::new(stdout).read_line(&mut line)?;
+    let result = match serde_json::from_str::<ModelPlace>(&line) {
+        Ok(model) => process::run(tests.env("COVEY_MODEL_URL", model.base_url), TESTS_LIMIT),
+        Err(error) => Err(error).with_context(|| format!("the scripted model said `{line}`")),
+    };
+    // It ends when its stdin does.
+    drop(child.stdin.take());
+    process::wait(&mut child, STOP_LIMIT).context("the scripted model does not stop")?;
+    result
 }
 
 pub(super) fn typescript(ground: &Ground<'_>) -> anyhow::Result<Outcome> {
@@ -85,6 +116,12 @@ fn once(place: &Path, from: &[&PathBuf], make: impl FnOnce() -> anyhow::Result<(
     Ok(())
 }
 
+/// What the scripted model says when it listens.
+#[derive(Debug, Deserialize)]
+struct ModelPlace {
+    base_url: String,
+}
+
 /// What `covey up` writes for its clients.
 #[derive(Debug, Deserialize)]
 struct ClientFile {
@@ -101,7 +138,7 @@ struct Up {
 
 impl Up {
     fn start(ground: &Ground<'_>) -> anyhow::Result<Self> {
-        let script = ground.root.join("tests/sdk/model.json");
+        let script = ground.root.join(SCRIPT);
         let data = tempfile::Builder::new().prefix("covey-sdk-").tempdir()?;
         let mut command = Command::new(product::built_covey(ground)?);
         command.args(["up", "--listen", "127.0.0.1:0", "--data-dir"]).arg(data.path());
