@@ -6,7 +6,17 @@
 #![forbid(unsafe_code)]
 #![deny(missing_docs)]
 
+pub mod config;
+pub mod effect;
+pub mod prompt;
 pub mod record;
+pub mod repair;
+pub mod retry;
+pub mod session;
+pub mod toolset;
 pub mod verify;
 
+pub use config::AgentConfig;
+pub use effect::Effect;
 pub use record::{Body, Record};
+pub use session::Session;

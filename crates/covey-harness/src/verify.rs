@@ -375,8 +375,9 @@ pub fn check_prefix(previous: &Map<String, Value>, next: &Map<String, Value>) ->
     Ok(())
 }
 
-/// Checks that the last assistant message of `next` is `answer`, block for block and byte for byte (empty
-/// texts and thinking at the very end may be left out).
+/// Checks that the last assistant message of `next` ends with `answer`, block for block and byte for byte
+/// (empty texts and thinking at the very end may be left out). A paused answer and its continuation are one
+/// message, so something may stand before it.
 ///
 /// # Errors
 /// [`Violation::Changed`] at the first block that differs.
@@ -396,12 +397,11 @@ pub fn check_answer_kept(answer: &[Value], next: &Map<String, Value>) -> Result<
         return Err(Violation::Changed { index: messages.len(), block: 0 });
     };
     let got = blocks_of(&messages[index]).unwrap_or_default();
-    for block in 0..wanted.len().max(got.len()) {
-        let same = match (wanted.get(block), got.get(block)) {
-            (Some(a), Some(b)) => same_bytes(a, b),
-            _ => false,
-        };
-        if !same {
+    let Some(skipped) = got.len().checked_sub(wanted.len()) else {
+        return Err(Violation::Changed { index, block: 0 });
+    };
+    for (block, (wanted, got)) in wanted.iter().zip(&got[skipped..]).enumerate() {
+        if !same_bytes(wanted, got) {
             return Err(Violation::Changed { index, block });
         }
     }

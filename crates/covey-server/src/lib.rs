@@ -2,8 +2,12 @@
 //!
 //! Reason for a crate: **artifact**. What does not belong here: namespaces, cgroups, a path on a runner.
 
+pub mod config;
 pub mod db;
 pub mod drive;
 pub mod http;
 pub mod link;
 pub mod model;
+mod server;
+
+pub use server::{Server, StartError};

@@ -34,7 +34,7 @@ fn unpoisoned<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Feed {
-    pub(super) fn announce(&self, session: SessionId) {
+    pub(crate) fn announce(&self, session: SessionId) {
         let mut followers = unpoisoned(&self.inner.followers);
         if let Some(sender) = followers.get(&session) {
             if sender.receiver_count() == 0 {

@@ -1,0 +1,120 @@
+//! What the loop reads of an agent's document. Everything else in it is kept and not looked at.
+
+use serde_json::{Value, json};
+
+use crate::toolset;
+
+/// Tokens one answer may have when the agent does not say.
+pub const OUTPUT_TOKENS_DEFAULT: u64 = 16_000;
+
+/// How the toolset is named in an agent's `tools`.
+const TOOLSET_TYPE: &str = "agent_toolset_20260401";
+
+/// What every agent is told about where it lives. Part of the cached prefix: no date, no id, no path that
+/// differs between sessions.
+const HOME_TEXT: &str = "\
+You work in a sandbox. Your home directory is /home/agent. It is kept: whatever you leave there, installed \
+tools, caches, notes and uncommitted work, is there again tomorrow, also after the sandbox or its host was \
+lost. Files outside of it and running processes are not kept: the sandbox may be replaced between any two \
+calls.
+
+A result that says `interrupted, may have had effects` means that the call was started and its end is \
+unknown. It is never run again by itself. Look at what it left behind before you repeat it.
+
+If files of earlier calls were lost with a host, you are told which calls. Check before you build on them.";
+
+/// An agent's configuration, as the loop needs it.
+#[derive(Debug, Clone, PartialEq)]
+pub struct AgentConfig {
+    /// The provider's name of the model.
+    pub model: String,
+    /// The agent's own system prompt.
+    pub system: Option<String>,
+    /// Tokens one answer may have.
+    pub max_tokens: u64,
+    /// Definitions of the enabled tools.
+    pub tools: Vec<Value>,
+}
+
+/// An agent document that the loop cannot work with.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum InvalidConfig {
+    /// No model.
+    #[error("the agent names no model; set `model` to a name, or to an object with `id`")]
+    NoModel,
+}
+
+impl AgentConfig {
+    /// Reads an agent's document: `model` (a name or `{id, max_tokens?}`), `system`, and of `tools` the entry
+    /// of type `agent_toolset_20260401` with its `default_config.enabled` and `configs[{name, enabled}]`. An
+    /// agent without that entry has no tools.
+    ///
+    /// # Errors
+    /// When there is no model.
+    pub fn from_document(document: &Value) -> Result<Self, InvalidConfig> {
+        let model = &document["model"];
+        let name = model.as_str().or_else(|| model["id"].as_str()).filter(|n| !n.is_empty());
+        let toolset = document["tools"].as_array().into_iter().flatten().find(|t| t["type"] == TOOLSET_TYPE);
+        let tools = toolset.map_or_else(Vec::new, |set| {
+            let all = set["default_config"]["enabled"].as_bool().unwrap_or(true);
+            toolset::definitions(&|tool| {
+                let own = set["configs"].as_array().into_iter().flatten().find(|c| c["name"] == tool);
+                own.and_then(|c| c["enabled"].as_bool()).unwrap_or(all)
+            })
+        });
+        Ok(Self {
+            model: name.ok_or(InvalidConfig::NoModel)?.to_owned(),
+            system: document["system"].as_str().filter(|s| !s.trim().is_empty()).map(str::to_owned),
+            max_tokens: model["max_tokens"].as_u64().filter(|n| *n > 0).unwrap_or(OUTPUT_TOKENS_DEFAULT),
+            tools,
+        })
+    }
+
+    /// The system prompt's blocks. The last one carries the cache point that covers tools and system.
+    pub fn system_blocks(&self) -> Value {
+        let mut texts = Vec::new();
+        if !self.tools.is_empty() {
+            texts.push(HOME_TEXT);
+        }
+        texts.extend(self.system.as_deref());
+        let last = texts.len().saturating_sub(1);
+        texts
+            .iter()
+            .enumerate()
+            .map(|(i, text)| {
+                if i == last {
+                    json!({"type": "text", "text": text, "cache_control": {"type": "ephemeral"}})
+                } else {
+                    json!({"type": "text", "text": text})
+                }
+            })
+            .collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tools_come_from_the_toolset_entry_alone() {
+        let config =
+            |tools: Value| AgentConfig::from_document(&json!({"model": "m", "tools": tools})).unwrap();
+        let names = |c: AgentConfig| {
+            c.tools.iter().map(|t| t["name"].as_str().unwrap().to_owned()).collect::<Vec<_>>()
+        };
+        assert!(names(config(json!([]))).is_empty());
+        assert_eq!(names(config(json!([{"type": TOOLSET_TYPE}]))).len(), 6);
+        let some = json!([{"type": TOOLSET_TYPE, "default_config": {"enabled": false},
+                           "configs": [{"name": "read", "enabled": true}]}]);
+        assert_eq!(names(config(some)), ["read"]);
+    }
+
+    #[test]
+    fn the_model_may_be_a_name_or_an_object() {
+        let model = |m: Value| AgentConfig::from_document(&json!({"model": m})).map(|c| c.model);
+        assert_eq!(model(json!("a")).unwrap(), "a");
+        assert_eq!(model(json!({"id": "b", "speed": "standard"})).unwrap(), "b");
+        assert_eq!(model(json!(null)), Err(InvalidConfig::NoModel));
+    }
+}

@@ -1,0 +1,531 @@
+//! One session's driver: claim, fold, ask what comes next, append, perform, and again.
+//!
+//! The fold's wishes are declarative, so performing them is a comparison: what is wished and not under way is
+//! started, what is under way and no longer wished is stopped. `sent` remembers what went over the link in
+//! this era; a new era forgets it. Every wait for the runner has a deadline, after which the link is treated
+//! as lost and everything is asked for again. This is the only file in which a session is acted upon.
+
+use std::collections::HashMap;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use covey_harness::config::InvalidConfig;
+use covey_harness::record::{Body, ErrorKind, Record, RetryStatus, SessionError, StopReason};
+use covey_harness::session::HomeReadyFacts;
+use covey_harness::{AgentConfig, Effect, Session};
+use covey_types::{Fault, HomeId, OrgId, SandboxState, SessionId, SessionStatus, StepId, Timestamp};
+use covey_wire::runner::{RunnerToServer, ServerToRunner, ToolLoss};
+use covey_wire::tool::ToolCall;
+use tokio::sync::watch;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use super::live::Delta;
+use super::wake::{self, Changes, Held, Woken};
+use super::{Context, facts, wait_until};
+use crate::db::homes::Publish;
+use crate::db::{self, DbError, journal, sessions};
+use crate::model::{ModelAnswer, ModelDelta, ModelFailure, ModelRequest};
+
+/// From `WakeHome` to its answer: materializing a large home on a cold host takes minutes.
+pub const WAKE_WAIT_MAX: Duration = Duration::from_secs(30 * 60);
+/// From a call to its result: the longest that a tool may run, and the time to kill it.
+pub const TOOL_WAIT_MAX: Duration = Duration::from_secs(15 * 60);
+/// From a question to its answer.
+pub const ANSWER_WAIT_MAX: Duration = Duration::from_secs(60);
+/// Records read at once while folding.
+const FOLD_RECORDS: usize = 500;
+
+/// Why a driver ended early.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum DriveError {
+    #[error(transparent)]
+    Db(#[from] DbError),
+    #[error("the session wants to append nothing")]
+    EmptyAppend,
+}
+
+/// What was sent over the link in this era.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+enum Sent {
+    Wake,
+    Dispatch(StepId),
+    Query(StepId),
+    Interrupt(StepId),
+    Acknowledge(StepId),
+    Secure,
+}
+
+type ModelOutcome = Result<ModelAnswer, ModelFailure>;
+
+struct Running {
+    step: StepId,
+    attempt: u32,
+    call: Pin<Box<dyn Future<Output = ModelOutcome> + Send>>,
+}
+
+struct Driver<'a> {
+    context: &'a Context,
+    org: OrgId,
+    id: SessionId,
+    home: HomeId,
+    epoch: u64,
+    session: Session,
+    grown: watch::Receiver<u64>,
+    changes: Changes,
+    held: Option<Held>,
+    model: Option<Running>,
+    wait: Option<(Timestamp, Instant, Vec<Body>)>,
+    era: u64,
+    sent: HashMap<Sent, Option<Instant>>,
+    /// The last reason for waiting that was noted, so that it is noted once.
+    noted: Option<String>,
+    blocked: bool,
+}
+
+/// Drives a session until it is at rest, `stop` is cancelled, or somebody else claims it.
+pub(super) async fn drive(
+    context: &Context,
+    org: OrgId,
+    id: SessionId,
+    stop: &CancellationToken,
+) -> Result<(), DriveError> {
+    // Watched before the first look at the journal: what is appended in between is seen as a change.
+    let grown = context.db.feed().watch(id);
+    let row = match context.db.write("claim session", move |tx| sessions::claim(tx, org, id)).await {
+        Err(DbError::NotFound { .. }) => return Ok(()),
+        other => other?,
+    };
+    let config = match AgentConfig::from_document(&row.agent_snapshot) {
+        Ok(config) => config,
+        Err(e) => return refuse(context, org, &row, &e).await,
+    };
+    let mut driver = Driver {
+        context,
+        org,
+        id,
+        home: row.home,
+        epoch: row.epoch,
+        session: Session::new(id, config),
+        grown,
+        changes: Changes::new(context),
+        held: None,
+        model: None,
+        wait: None,
+        era: 0,
+        sent: HashMap::new(),
+        noted: None,
+        blocked: false,
+    };
+    let result = driver.run(stop).await;
+    // A cancelled call of the model is simply dropped; the next driver makes it again.
+    driver.model = None;
+    let released = match driver.held.take() {
+        Some(held) => held.release(context, org, id, row.home).await,
+        None => Ok(()),
+    };
+    match result {
+        Err(DriveError::Db(DbError::Fenced { .. })) => {
+            tracing::info!(session = %id, "another driver took the session");
+            Ok(())
+        }
+        other => other.and(released.map_err(DriveError::from)),
+    }
+}
+
+/// Ends the turn of a session whose agent cannot be driven, visibly.
+async fn refuse(
+    context: &Context,
+    org: OrgId,
+    row: &sessions::Session,
+    reason: &InvalidConfig,
+) -> Result<(), DriveError> {
+    let (id, epoch, head) = (row.id, row.epoch, row.head);
+    let error = SessionError {
+        kind: ErrorKind::UnknownError,
+        message: reason.to_string(),
+        retry_status: RetryStatus::Exhausted,
+    };
+    // What waits is taken, or the session would ask for a driver for ever.
+    let step = StepId::from_uuid(uuid::Uuid::now_v7());
+    let bodies = vec![
+        Body::StatusRunning {},
+        Body::InterruptHandled { upto: head },
+        Body::ModelIntended { step, upto: head, attempt: 1 },
+        Body::ModelAbandoned { step, reason: reason.to_string() },
+        Body::Error { error },
+        Body::StatusIdle { stop_reason: StopReason::RetriesExhausted },
+    ];
+    context.db.write("refuse session", move |tx| journal::append(tx, org, id, epoch, bodies)).await?;
+    Ok(())
+}
+
+impl Driver<'_> {
+    async fn run(&mut self, stop: &CancellationToken) -> Result<(), DriveError> {
+        self.catch_up().await?;
+        self.append(vec![Body::DriverClaimed { epoch: self.epoch }]).await?;
+        loop {
+            self.grown.mark_unchanged();
+            self.catch_up().await?;
+            let wishes = self.session.next();
+            if let [Effect::Append(bodies)] = wishes.as_slice() {
+                if bodies.is_empty() {
+                    return Err(DriveError::EmptyAppend);
+                }
+                self.append(bodies.clone()).await?;
+                continue;
+            }
+            if self.perform(&wishes).await? {
+                continue;
+            }
+            if self.is_at_rest() {
+                return Ok(());
+            }
+            tokio::select! {
+                biased;
+                () = stop.cancelled() => return Ok(()),
+                mail = receive(&mut self.held) => self.take(mail).await?,
+                // After the mail: what the runner said before the link ended still counts.
+                () = link_ended(&self.held) => self.lost("the link to the runner ended".to_owned()).await?,
+                changed = self.grown.changed() => changed.map_err(|_| DbError::Closed)?,
+                (step, outcome) = finish(&mut self.model) => self.model_ended(step, outcome).await?,
+                () = wait_until(self.wait.as_ref().map(|w| w.1)) => self.waited().await?,
+                () = self.changes.next(), if self.blocked => self.blocked = false,
+                () = wait_until(self.deadline()) => {
+                    self.lost("the runner did not answer in time".to_owned()).await?;
+                }
+            }
+        }
+    }
+
+    /// Nothing is open and nothing waits: a new event starts a new driver.
+    fn is_at_rest(&self) -> bool {
+        !self.session.is_turn_open()
+            && self.model.is_none()
+            && self.wait.is_none()
+            && matches!(self.session.status(), SessionStatus::Idle | SessionStatus::Terminated)
+    }
+
+    async fn catch_up(&mut self) -> Result<(), DriveError> {
+        loop {
+            let (org, id, head) = (self.org, self.id, self.session.head());
+            let records = self
+                .context
+                .db
+                .read("fold journal", move |read| journal::since(read, org, id, head, FOLD_RECORDS))
+                .await?;
+            records.iter().for_each(|r| self.session.apply(r));
+            if records.len() < FOLD_RECORDS {
+                return Ok(());
+            }
+        }
+    }
+
+    async fn append(&mut self, bodies: Vec<Body>) -> Result<(), DriveError> {
+        if bodies.is_empty() {
+            return Ok(());
+        }
+        let (org, id, epoch) = (self.org, self.id, self.epoch);
+        let records: Vec<Record> = self
+            .context
+            .db
+            .write("append", move |tx| journal::append(tx, org, id, epoch, bodies))
+            .await?;
+        if records.first().is_some_and(|r| r.seq == self.session.head() + 1) {
+            records.iter().for_each(|r| self.session.apply(r));
+            return Ok(());
+        }
+        // Somebody else's records stand between ours and the fold.
+        self.catch_up().await
+    }
+
+    /// Starts and stops what the wishes ask for. True when the fold changed and the wishes are old.
+    async fn perform(&mut self, wishes: &[Effect]) -> Result<bool, DriveError> {
+        if self.era != self.session.era() {
+            self.era = self.session.era();
+            self.sent.clear();
+            self.blocked = false;
+        }
+        let wished_call = wishes.iter().find_map(|w| match w {
+            Effect::CallModel { step, attempt } => Some((*step, *attempt)),
+            _ => None,
+        });
+        if self.model.as_ref().map(|m| (m.step, m.attempt)) != wished_call {
+            self.model = wished_call.map(|(step, attempt)| self.start_call(step, attempt));
+        }
+        self.set_wait(wishes);
+        // A deadline counts only for what is still wished: an answer has come for the rest.
+        self.sent.retain(|sent, deadline| {
+            if !is_wished(wishes, *sent) {
+                *deadline = None;
+            }
+            true
+        });
+        for wish in wishes {
+            match wish {
+                Effect::WakeHome if !self.sent.contains_key(&Sent::Wake) && !self.blocked => {
+                    if self.wake().await? {
+                        return Ok(true);
+                    }
+                }
+                _ => self.send_wish(wish),
+            }
+        }
+        Ok(false)
+    }
+
+    fn set_wait(&mut self, wishes: &[Effect]) {
+        let wished = wishes.iter().find_map(|w| match w {
+            Effect::Wait { until, then } => Some((*until, then.clone())),
+            _ => None,
+        });
+        let Some((until, then)) = wished else {
+            self.wait = None;
+            return;
+        };
+        let known = self.wait.as_ref().filter(|w| w.0 == until).map(|w| w.1);
+        let at = known.unwrap_or_else(|| {
+            // A clock that was set back must not make the wait longer than it was meant to be.
+            let ms = until.unix_ms().saturating_sub(db::now().unix_ms());
+            let longest = covey_harness::retry::RETRY_AFTER_LONGEST_MS;
+            Instant::now() + Duration::from_millis(u64::try_from(ms).unwrap_or(0).min(longest))
+        });
+        self.wait = Some((until, at, then));
+    }
+
+    fn start_call(&self, step: StepId, attempt: u32) -> Running {
+        let (model, live, id) = (Arc::clone(&self.context.model), self.context.live.clone(), self.id);
+        let request = ModelRequest { body: self.session.request() };
+        let call = Box::pin(async move {
+            let on_delta = |delta: ModelDelta| {
+                live.show(
+                    id,
+                    match delta {
+                        ModelDelta::Text(text) => Delta::Text { step, text },
+                        ModelDelta::Thinking(text) => Delta::Thinking { step, text },
+                    },
+                );
+            };
+            model.call(&request, &on_delta).await
+        });
+        Running { step, attempt, call }
+    }
+
+    /// True when something was noted in the journal.
+    async fn wake(&mut self) -> Result<bool, DriveError> {
+        let woken = wake::ask(self.context, self.org, self.id, self.home, &mut self.held).await?;
+        match woken {
+            Woken::Asked => {
+                self.noted = None;
+                self.sent.insert(Sent::Wake, Some(Instant::now() + WAKE_WAIT_MAX));
+                Ok(false)
+            }
+            Woken::Waiting(note) => {
+                self.blocked = true;
+                let Body::SandboxWaiting { reason } = &note else { return Ok(false) };
+                if self.noted.as_ref() == Some(reason) {
+                    return Ok(false);
+                }
+                self.noted = Some(reason.clone());
+                self.append(vec![note]).await?;
+                Ok(true)
+            }
+        }
+    }
+
+    fn send_wish(&mut self, wish: &Effect) {
+        let Some(held) = &self.held else { return };
+        let Some(outbox) = &held.outbox else { return };
+        let (home, token) = (self.home, held.token);
+        let (key, wait, message) = match wish {
+            Effect::DispatchTool { step, sandbox, name, input } => {
+                let call = ToolCall { step: *step, name: name.clone(), input: input.clone() };
+                let message = ServerToRunner::RunTool { home, token, sandbox: *sandbox, call };
+                (Sent::Dispatch(*step), Some(TOOL_WAIT_MAX), message)
+            }
+            Effect::QueryTool { step, sandbox } => {
+                let message = ServerToRunner::QueryTool { home, token, sandbox: *sandbox, step: *step };
+                // `ToolStarted` makes it longer: then it runs.
+                (Sent::Query(*step), Some(ANSWER_WAIT_MAX), message)
+            }
+            Effect::InterruptTool { step } => {
+                (Sent::Interrupt(*step), None, ServerToRunner::InterruptTool { home, step: *step })
+            }
+            Effect::AcknowledgeTool { step } => {
+                (Sent::Acknowledge(*step), None, ServerToRunner::AcknowledgeTool { home, step: *step })
+            }
+            Effect::SecureHome => (Sent::Secure, None, ServerToRunner::SecureHome { home, token }),
+            Effect::Append(_) | Effect::CallModel { .. } | Effect::WakeHome | Effect::Wait { .. } => return,
+        };
+        if self.sent.contains_key(&key) {
+            return;
+        }
+        // A link that has ended is seen in the loop; until then nothing more is sent over it.
+        if outbox.send(message).is_ok() {
+            self.sent.insert(key, wait.map(|wait| Instant::now() + wait));
+        }
+    }
+
+    fn deadline(&self) -> Option<Instant> {
+        self.sent.values().flatten().min().copied()
+    }
+
+    async fn lost(&mut self, reason: String) -> Result<(), DriveError> {
+        if let Some(held) = &mut self.held {
+            held.outbox = None;
+        }
+        self.append(vec![Body::RunnerLost { reason }]).await
+    }
+
+    async fn waited(&mut self) -> Result<(), DriveError> {
+        match self.wait.take() {
+            Some((_, _, then)) => self.append(then).await,
+            None => Ok(()),
+        }
+    }
+
+    async fn model_ended(&mut self, step: StepId, outcome: ModelOutcome) -> Result<(), DriveError> {
+        let bodies = match outcome {
+            Ok(answer) => self.session.answered(step, facts::answer(answer)),
+            Err(e) => self.session.failed(step, facts::failure(e), facts::jitter_permille()),
+        };
+        self.append(bodies).await
+    }
+
+    async fn take(&mut self, mail: Option<RunnerToServer>) -> Result<(), DriveError> {
+        match mail {
+            Some(message) => self.take_message(message).await,
+            // Another driver took the route: it has claimed the session or the home, and the next append or
+            // claim says so.
+            None => {
+                self.held = None;
+                self.append(vec![Body::RunnerLost { reason: "another driver took the home".into() }]).await
+            }
+        }
+    }
+
+    async fn take_message(&mut self, message: RunnerToServer) -> Result<(), DriveError> {
+        use RunnerToServer as M;
+        let token = self.held.as_ref().map(|h| h.token);
+        match message {
+            M::HomeReady { token: of, sandbox, generation, source, set_aside, elapsed_ms, .. } => {
+                if Some(of) != token || self.session.sandbox() == Some(sandbox) {
+                    return Ok(());
+                }
+                let put_back = facts::is_put_back(source);
+                let source = facts::source_name(source).to_owned();
+                let ready =
+                    HomeReadyFacts { sandbox, generation, source, put_back, set_aside, elapsed_ms };
+                self.append(self.session.home_ready(ready)).await
+            }
+            M::HomeFailed { token: of, fault, detail, .. } => {
+                if Some(of) != token || self.session.sandbox().is_some() {
+                    return Ok(());
+                }
+                self.append(self.session.home_failed(fault, detail, facts::jitter_permille())).await
+            }
+            M::ToolStarted { step, .. } => {
+                if let Some(deadline) = self.sent.get_mut(&Sent::Query(step)) {
+                    *deadline = Some(Instant::now() + TOOL_WAIT_MAX);
+                }
+                Ok(())
+            }
+            M::ToolOutput { step, text, .. } => {
+                self.context.live.show(self.id, Delta::Output { step, text });
+                Ok(())
+            }
+            M::ToolDone { step, result, .. } => {
+                let (content, is_error) = facts::result_blocks(result);
+                let bodies = self.session.tool_done(step, content, is_error);
+                // Also for a result that is known already: its acknowledgement was lost.
+                self.sent.remove(&Sent::Acknowledge(step));
+                let known = !bodies.iter().any(|b| matches!(b, Body::ToolResult { .. }));
+                self.append(bodies).await?;
+                if known {
+                    self.send_wish(&Effect::AcknowledgeTool { step });
+                }
+                Ok(())
+            }
+            M::ToolLost { step, loss, reason, .. } => {
+                let bodies = match loss {
+                    ToolLoss::NeverStarted => self.session.tool_never_started(step, reason),
+                    ToolLoss::Interrupted => self.session.tool_interrupted(step, &reason),
+                };
+                self.append(bodies).await
+            }
+            M::Publish { token, base, root, kind, step, files, bytes, .. } => {
+                let offer = Publish { token, base, root, kind, step, files, bytes: bytes.0 };
+                self.publish(offer).await
+            }
+            M::SecureFailed { fault, detail, .. } => self.note_secure_failed(fault, detail).await,
+            M::SandboxChanged { sandbox, state, reason, .. } => {
+                let gone = match state {
+                    SandboxState::Stopping | SandboxState::Securing | SandboxState::Gone | SandboxState::Lost => true,
+                    SandboxState::Requested
+                    | SandboxState::Materializing
+                    | SandboxState::Starting
+                    | SandboxState::Ready
+                    | SandboxState::Working
+                    | SandboxState::Parked => false,
+                };
+                if !gone || self.session.sandbox() != Some(sandbox) {
+                    return Ok(());
+                }
+                self.append(vec![Body::SandboxLost { sandbox, reason }]).await
+            }
+            // The link answers these itself.
+            M::Hello { .. } | M::Heartbeat => Ok(()),
+        }
+    }
+
+    async fn publish(&mut self, offer: Publish) -> Result<(), DriveError> {
+        let Some(outbox) = self.held.as_ref().and_then(|h| h.outbox.clone()) else { return Ok(()) };
+        match crate::link::publish(&self.context.links, &outbox, self.home, offer).await {
+            // The runner offers it again; the work of the session does not depend on it.
+            Err(e) => tracing::warn!(session = %self.id, error = %e, "could not publish"),
+            Ok(()) => {}
+        }
+        Ok(())
+    }
+
+    async fn note_secure_failed(&mut self, fault: Fault, detail: String) -> Result<(), DriveError> {
+        self.append(vec![Body::HomeSecureFailed { fault, detail }]).await
+    }
+}
+
+fn is_wished(wishes: &[Effect], sent: Sent) -> bool {
+    wishes.iter().any(|wish| match (wish, sent) {
+        (Effect::WakeHome, Sent::Wake) => true,
+        (Effect::DispatchTool { step, .. }, Sent::Dispatch(of))
+        | (Effect::QueryTool { step, .. }, Sent::Query(of)) => *step == of,
+        _ => false,
+    })
+}
+
+async fn link_ended(held: &Option<Held>) {
+    match held.as_ref().and_then(|h| h.outbox.as_ref()) {
+        Some(outbox) => outbox.ended().await,
+        None => std::future::pending().await,
+    }
+}
+
+async fn receive(held: &mut Option<Held>) -> Option<RunnerToServer> {
+    match held {
+        Some(held) => held.mail.recv().await,
+        None => std::future::pending().await,
+    }
+}
+
+async fn finish(model: &mut Option<Running>) -> (StepId, ModelOutcome) {
+    match model {
+        Some(running) => {
+            let outcome = running.call.as_mut().await;
+            let step = running.step;
+            *model = None;
+            (step, outcome)
+        }
+        None => std::future::pending().await,
+    }
+}

@@ -1,0 +1,121 @@
+//! Getting a home's sandbox ready: the lease, the runner, the request. Whatever is missing is said in the
+//! journal once and waited for.
+
+use covey_harness::record::Body;
+use covey_types::{FencingToken, HomeId, OrgId, SessionId};
+use covey_wire::runner::{RunnerToServer, SandboxLimits, ServerToRunner};
+use tokio::sync::{mpsc, watch};
+
+use super::Context;
+use crate::db::{self, homes};
+use crate::link::{Outbox, RouteGuard};
+
+/// A home that the driver acts on.
+#[derive(Debug)]
+pub(super) struct Held {
+    pub(super) token: FencingToken,
+    pub(super) mail: mpsc::Receiver<RunnerToServer>,
+    pub(super) outbox: Option<Outbox>,
+    route: RouteGuard,
+}
+
+/// What came of trying.
+#[derive(Debug)]
+pub(super) enum Woken {
+    /// The request is on its way; `HomeReady` or `HomeFailed` comes as mail.
+    Asked,
+    /// Something is missing: note this, then try again when runners or leases change.
+    Waiting(Body),
+}
+
+/// Takes the lease if it is not held yet, chooses a runner and asks it.
+pub(super) async fn ask(
+    context: &Context,
+    org: OrgId,
+    session: SessionId,
+    home: HomeId,
+    held: &mut Option<Held>,
+) -> db::Result<Woken> {
+    if held.is_none() {
+        let claim = context.db.write("claim home", move |tx| homes::claim(tx, org, home, session)).await?;
+        match claim {
+            homes::Claim::HeldBy(other) => {
+                let reason = format!("session {other} acts on the home; this one waits its turn");
+                return Ok(Woken::Waiting(Body::SandboxWaiting { reason }));
+            }
+            homes::Claim::Granted(token) => {
+                let (route, mail) = context.links.route(home);
+                *held = Some(Held { token, mail, outbox: None, route });
+            }
+        }
+    }
+    let Some(held) = held else { return Ok(Woken::Asked) };
+    let waiting = || {
+        let reason = "no runner is connected; the call is kept and runs when one is";
+        Woken::Waiting(Body::SandboxWaiting { reason: reason.into() })
+    };
+    let Some(outbox) = context.links.place(org, home) else { return Ok(waiting()) };
+    let current = context.db.read("read home", move |read| homes::get(read, org, home)).await?;
+    let wake = ServerToRunner::WakeHome {
+        org,
+        home,
+        session,
+        token: held.token,
+        generation: current.generation,
+        root: current.root,
+        limits: SandboxLimits::default(),
+    };
+    if outbox.send(wake).is_err() {
+        return Ok(waiting());
+    }
+    held.outbox = Some(outbox);
+    Ok(Woken::Asked)
+}
+
+impl Held {
+    /// Stops listening and gives the lease back. What was in the mailbox is answered like mail that comes
+    /// without a driver.
+    pub(super) async fn release(
+        self,
+        context: &Context,
+        org: OrgId,
+        session: SessionId,
+        home: HomeId,
+    ) -> db::Result<()> {
+        let Self { mut mail, outbox, route, .. } = self;
+        drop(route);
+        while let Ok(message) = mail.try_recv() {
+            if let Some(outbox) = &outbox {
+                crate::link::answer_undriven(&context.links, outbox, home, message).await?;
+            }
+        }
+        context.db.write("release home", move |tx| homes::release(tx, org, home, session)).await?;
+        context.released.send_modify(|n| *n += 1);
+        Ok(())
+    }
+}
+
+/// What can change whether a wake succeeds.
+#[derive(Debug)]
+pub(super) struct Changes {
+    pub(super) runners: watch::Receiver<u64>,
+    pub(super) leases: watch::Receiver<u64>,
+}
+
+impl Changes {
+    pub(super) fn new(context: &Context) -> Self {
+        Self { runners: context.links.watch(), leases: context.released.subscribe() }
+    }
+
+    /// Waits for the next change since the last look.
+    pub(super) async fn next(&mut self) {
+        let closed = tokio::select! {
+            changed = self.runners.changed() => changed.is_err(),
+            changed = self.leases.changed() => changed.is_err(),
+        };
+        if closed {
+            // Both senders live as long as the context; a closed one means the server is being taken apart.
+            std::future::pending::<()>().await;
+        }
+    }
+}

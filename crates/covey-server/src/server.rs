@@ -1,0 +1,131 @@
+//! A running server: the parts and their end.
+//!
+//! Starting gives back what the last server held, then drives on every session that it left open. Stopping
+//! ends streams, drivers and links; whatever is under way is in the journal and is driven on by the next
+//! start. What does not belong here: binding sockets, reading configuration.
+
+use std::sync::Arc;
+
+use covey_types::{HomeId, OrgId};
+use covey_wire::runner::ServerToRunner;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use crate::db::{Db, DbError, homes, orgs, runners};
+use crate::drive::{self, Context, Live};
+use crate::http::Api;
+use crate::link::{self, Links, Trust};
+use crate::model::Model;
+
+/// A server that cannot start.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// The database does not let it.
+    #[error("the server cannot take over the database")]
+    Db(#[from] DbError),
+}
+
+/// A running server.
+#[derive(Debug)]
+pub struct Server {
+    org: OrgId,
+    api: Api,
+    context: Context,
+    stop: CancellationToken,
+    tasks: TaskTracker,
+}
+
+impl Server {
+    /// Takes over the database and starts driving. Needs a tokio runtime.
+    ///
+    /// # Errors
+    /// When the database fails.
+    pub async fn start(db: Db, model: Arc<dyn Model>) -> Result<Self, StartError> {
+        let org = db
+            .write("take over", |tx| {
+                // The lock beside the database says that no other server lives, so neither do its drivers.
+                homes::release_all(tx)?;
+                runners::all_disconnected(tx)?;
+                orgs::ensure_default(tx)
+            })
+            .await?;
+        let stop = CancellationToken::new();
+        let context = Context::new(db.clone(), model, Links::new(db.clone()));
+        let tasks = TaskTracker::new();
+        let supervised = drive::supervise(context.clone(), stop.clone());
+        let failed = stop.clone();
+        tasks.spawn(async move {
+            if let Err(e) = supervised.await {
+                tracing::error!(error = %e, "sessions cannot be driven; the server stops");
+                failed.cancel();
+            }
+        });
+        Ok(Self { org, api: Api::new(db, stop.clone()), context, stop, tasks })
+    }
+
+    /// The org that a fresh installation has.
+    pub const fn default_org(&self) -> OrgId {
+        self.org
+    }
+
+    /// The API, for serving.
+    pub const fn api(&self) -> &Api {
+        &self.api
+    }
+
+    /// The database.
+    pub const fn db(&self) -> &Db {
+        &self.context.db
+    }
+
+    /// What is shown while it happens.
+    pub const fn live(&self) -> &Live {
+        &self.context.live
+    }
+
+    /// Cancelled when the server stops, by [`shutdown`](Self::shutdown) or by itself after an error.
+    pub const fn stopping(&self) -> &CancellationToken {
+        &self.stop
+    }
+
+    /// Serves a runner over a byte stream, in the background, until the link or the server ends. Dropping the
+    /// other end of the stream ends it.
+    pub fn accept_runner<S>(&self, stream: S, trust: Trust)
+    where
+        S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    {
+        let (links, stop) = (self.context.links.clone(), self.stop.clone());
+        self.tasks.spawn(async move {
+            let end = link::serve(stream, &links, trust, &stop).await;
+            tracing::debug!(reason = %end, "link served");
+        });
+    }
+
+    /// Asks the runner that holds a home to secure it now. False when no connected runner holds it; then what
+    /// is published is all there is.
+    ///
+    /// # Errors
+    /// When the database fails or has no such home.
+    pub async fn secure_home(&self, org: OrgId, home: HomeId) -> Result<bool, DbError> {
+        let row = self.context.db.read("read home", move |read| homes::get(read, org, home)).await?;
+        let secure = ServerToRunner::SecureHome { home, token: row.lease_token };
+        Ok(self.context.links.holder(org, home).is_some_and(|outbox| outbox.send(secure).is_ok()))
+    }
+
+    /// Ends streams, drivers and links, and waits for them. Nothing is lost: what is under way is driven on by
+    /// the next start.
+    pub async fn shutdown(self) {
+        self.stop.cancel();
+        self.tasks.close();
+        self.tasks.wait().await;
+        self.api.finished().await;
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        // A dropped server must not go on driving behind its owner's back.
+        self.stop.cancel();
+    }
+}
