@@ -9,8 +9,7 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
-use crate::model::Anthropic;
-use crate::model::anthropic::{AnthropicError, CallLimits, Credential};
+use crate::model::anthropic::{Anthropic, AnthropicError, CallLimits, Credential};
 use crate::model::secret::Secret;
 
 /// Where the model is when nothing else is said.
@@ -108,10 +107,7 @@ impl Config {
     ///
     /// # Errors
     /// When URL or key are not usable.
-    pub fn model_client(
-        &self,
-        variable: &dyn Fn(&str) -> Option<String>,
-    ) -> Result<Anthropic, ConfigError> {
+    pub fn model_client(&self, variable: &dyn Fn(&str) -> Option<String>) -> Result<Anthropic, ConfigError> {
         let value = |name: &str| variable(name).filter(|value| !value.trim().is_empty());
         let credential = match &self.model_key_variable {
             Some(name) => value(name).map(|key| Credential::ApiKey(Secret::new(&key))),

@@ -202,7 +202,8 @@ mod tests {
     fn the_holder_of_the_home_is_chosen_then_the_least_busy_and_never_a_foreign_one() {
         let (ours, theirs) = (OrgId::from_uuid(Uuid::from_u128(1)), OrgId::from_uuid(Uuid::from_u128(2)));
         let runner = |n: u128| RunnerId::from_uuid(Uuid::from_u128(n));
-        let candidate = |n: u128, org, holds_home, homes| Candidate { runner: runner(n), org, holds_home, homes };
+        let candidate =
+            |n: u128, org, holds_home, homes| Candidate { runner: runner(n), org, holds_home, homes };
         let busy_holder = candidate(1, ours, true, 9);
         let free = candidate(2, ours, false, 0);
         let foreign = candidate(3, theirs, true, 0);

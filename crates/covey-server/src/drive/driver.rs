@@ -27,6 +27,7 @@ use super::wake::{self, Changes, Held, Woken};
 use super::{Context, facts, wait_until};
 use crate::db::homes::Publish;
 use crate::db::{self, DbError, journal, sessions};
+use crate::link::Outbox;
 use crate::model::{ModelAnswer, ModelDelta, ModelFailure, ModelRequest};
 
 /// From `WakeHome` to its answer: materializing a large home on a cold host takes minutes.
@@ -183,17 +184,19 @@ impl Driver<'_> {
             if self.is_at_rest() {
                 return Ok(());
             }
+            let deadline = self.deadline();
             tokio::select! {
                 biased;
                 () = stop.cancelled() => return Ok(()),
-                mail = receive(&mut self.held) => self.take(mail).await?,
-                // After the mail: what the runner said before the link ended still counts.
-                () = link_ended(&self.held) => self.lost("the link to the runner ended".to_owned()).await?,
+                heard = listen(&mut self.held) => match heard {
+                    Heard::Mail(mail) => self.take(mail).await?,
+                    Heard::LinkEnded => self.lost("the link to the runner ended".to_owned()).await?,
+                },
                 changed = self.grown.changed() => changed.map_err(|_| DbError::Closed)?,
                 (step, outcome) = finish(&mut self.model) => self.model_ended(step, outcome).await?,
                 () = wait_until(self.wait.as_ref().map(|w| w.1)) => self.waited().await?,
                 () = self.changes.next(), if self.blocked => self.blocked = false,
-                () = wait_until(self.deadline()) => {
+                () = wait_until(deadline) => {
                     self.lost("the runner did not answer in time".to_owned()).await?;
                 }
             }
@@ -228,11 +231,8 @@ impl Driver<'_> {
             return Ok(());
         }
         let (org, id, epoch) = (self.org, self.id, self.epoch);
-        let records: Vec<Record> = self
-            .context
-            .db
-            .write("append", move |tx| journal::append(tx, org, id, epoch, bodies))
-            .await?;
+        let records: Vec<Record> =
+            self.context.db.write("append", move |tx| journal::append(tx, org, id, epoch, bodies)).await?;
         if records.first().is_some_and(|r| r.seq == self.session.head() + 1) {
             records.iter().for_each(|r| self.session.apply(r));
             return Ok(());
@@ -416,8 +416,7 @@ impl Driver<'_> {
                 }
                 let put_back = facts::is_put_back(source);
                 let source = facts::source_name(source).to_owned();
-                let ready =
-                    HomeReadyFacts { sandbox, generation, source, put_back, set_aside, elapsed_ms };
+                let ready = HomeReadyFacts { sandbox, generation, source, put_back, set_aside, elapsed_ms };
                 self.append(self.session.home_ready(ready)).await
             }
             M::HomeFailed { token: of, fault, detail, .. } => {
@@ -462,7 +461,10 @@ impl Driver<'_> {
             M::SecureFailed { fault, detail, .. } => self.note_secure_failed(fault, detail).await,
             M::SandboxChanged { sandbox, state, reason, .. } => {
                 let gone = match state {
-                    SandboxState::Stopping | SandboxState::Securing | SandboxState::Gone | SandboxState::Lost => true,
+                    SandboxState::Stopping
+                    | SandboxState::Securing
+                    | SandboxState::Gone
+                    | SandboxState::Lost => true,
                     SandboxState::Requested
                     | SandboxState::Materializing
                     | SandboxState::Starting
@@ -504,16 +506,24 @@ fn is_wished(wishes: &[Effect], sent: Sent) -> bool {
     })
 }
 
-async fn link_ended(held: &Option<Held>) {
-    match held.as_ref().and_then(|h| h.outbox.as_ref()) {
-        Some(outbox) => outbox.ended().await,
-        None => std::future::pending().await,
+enum Heard {
+    Mail(Option<RunnerToServer>),
+    LinkEnded,
+}
+
+async fn listen(held: &mut Option<Held>) -> Heard {
+    let Some(Held { mail, outbox, .. }) = held else { return std::future::pending().await };
+    tokio::select! {
+        // The mail first: what the runner said before the link ended still counts.
+        biased;
+        message = mail.recv() => Heard::Mail(message),
+        () = ended(outbox.as_ref()) => Heard::LinkEnded,
     }
 }
 
-async fn receive(held: &mut Option<Held>) -> Option<RunnerToServer> {
-    match held {
-        Some(held) => held.mail.recv().await,
+async fn ended(outbox: Option<&Outbox>) {
+    match outbox {
+        Some(outbox) => outbox.ended().await,
         None => std::future::pending().await,
     }
 }

@@ -135,7 +135,8 @@ where
     R: AsyncRead + Unpin,
     W: AsyncWrite + Unpin,
 {
-    let hello = tokio::time::timeout(HELLO_WAIT, source.next(reader)).await.map_err(|_| LinkError::Silent)??;
+    let hello =
+        tokio::time::timeout(HELLO_WAIT, source.next(reader)).await.map_err(|_| LinkError::Silent)??;
     let RunnerToServer::Hello { versions, name, credential, homes } = hello else {
         return Err(LinkError::Protocol("the first message must be hello".into()));
     };
@@ -278,7 +279,11 @@ fn home_of(message: &RunnerToServer) -> Option<HomeId> {
 }
 
 /// Hands the message to the home's driver; gives it back when there is none.
-fn deliver(links: &Links, home: HomeId, message: RunnerToServer) -> Result<Option<RunnerToServer>, LinkError> {
+fn deliver(
+    links: &Links,
+    home: HomeId,
+    message: RunnerToServer,
+) -> Result<Option<RunnerToServer>, LinkError> {
     let inner = links.inner();
     let Some(route) = inner.routes.get(&home) else { return Ok(Some(message)) };
     let is_output = matches!(message, RunnerToServer::ToolOutput { .. });
