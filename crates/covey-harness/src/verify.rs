@@ -334,7 +334,8 @@ fn bare(block: &Value) -> Value {
 
 /// Equality of the bytes that would be sent, which, unlike `==`, sees the order of keys.
 fn same_bytes(a: &Value, b: &Value) -> bool {
-    a.to_string() == b.to_string()
+    let (a, b) = (a.to_string(), b.to_string());
+    a == b
 }
 
 /// Checks that `next` continues `previous`, another request of the same session: tools and system are the
@@ -471,10 +472,12 @@ mod tests {
         assert_eq!(check_request(&ok), Ok(()));
     }
 
+    type Refusal = fn(&Violation) -> bool;
+
     #[test]
     fn each_broken_request_is_refused_for_its_own_reason() {
         let text = json!([{"type": "text", "text": "hi"}]);
-        let cases: Vec<(Value, fn(&Violation) -> bool)> = vec![
+        let cases: Vec<(Value, Refusal)> = vec![
             (json!([]), |v| matches!(v, Violation::Shape { .. })),
             (json!([assistant(text.clone())]), |v| matches!(v, Violation::Turn { index: 0, .. })),
             (json!([user(text.clone()), assistant(text.clone())]), |v| {

@@ -2,6 +2,8 @@
 //! that checks every request, and a crash at any await. No call runs twice, nothing acknowledged is lost, and
 //! every session comes to rest.
 
+#![expect(clippy::unwrap_used, reason = "the whole file is a test")]
+
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
@@ -89,6 +91,8 @@ struct World {
     fate: Mutex<Fate>,
     host: Mutex<Host>,
     home: HomeId,
+    /// Tells the runner's current link that a sandbox died; replaced to break the link.
+    notices: Mutex<mpsc::UnboundedSender<SandboxId>>,
 }
 
 fn fresh_sandbox() -> SandboxId {
@@ -374,7 +378,6 @@ struct Run {
     deaths: mpsc::UnboundedReceiver<Kill>,
     /// The server with its link; aborted to crash it at whatever await it is.
     server: JoinSet<()>,
-    sandbox_ended: mpsc::UnboundedSender<SandboxId>,
 }
 
 impl Run {
@@ -403,15 +406,19 @@ impl Run {
             .unwrap();
         let (deaths_in, deaths) = mpsc::unbounded_channel();
         let fate = Fate { ticks: 0, plan: plan.into(), deaths: deaths_in, random: seed * 2 + 1 };
-        let world = Arc::new(World { fate: Mutex::new(fate), host: Mutex::default(), home: session.home });
+        let world = Arc::new(World {
+            fate: Mutex::new(fate),
+            host: Mutex::default(),
+            home: session.home,
+            notices: Mutex::new(mpsc::unbounded_channel().0),
+        });
         let model = Arc::new(FakeModel {
             world: Arc::clone(&world),
             previous: Mutex::default(),
             violations: Mutex::default(),
         });
-        let sandbox_ended = mpsc::unbounded_channel().0;
         let server = JoinSet::new();
-        Self { _dir: dir, db, org, session: session.id, world, model, deaths, server, sandbox_ended }
+        Self { _dir: dir, db, org, session: session.id, world, model, deaths, server }
     }
 
     async fn start_server(&mut self) {
@@ -424,23 +431,16 @@ impl Run {
     }
 
     fn connect(&mut self, links: Links) {
-        let (ended_in, ended) = mpsc::unbounded_channel();
-        self.sandbox_ended = ended_in;
         let (world, org) = (Arc::clone(&self.world), self.org);
         self.server.spawn(async move {
-            let mut ended = ended;
             loop {
                 let (ours, theirs) = tokio::io::duplex(512);
-                // The other half of a broken link: a new channel that nobody sends to.
-                let next = mpsc::unbounded_channel();
-                let current = std::mem::replace(&mut ended, next.1);
+                let (notices, noticed) = mpsc::unbounded_channel();
+                *world.notices.lock().unwrap() = notices;
                 let stop = CancellationToken::new();
                 let link = serve(theirs, &links, Trust::InProcess(org), &stop);
-                tokio::select! {
-                    end = link => drop(end),
-                    () = world.run(ours, current) => {}
-                }
-                drop(next.0);
+                // Both sides to their end: each sees that the other one is gone.
+                tokio::join!(link, world.run(ours, noticed));
             }
         });
     }
@@ -485,14 +485,12 @@ impl Run {
         match kill {
             Kill::Sandbox => {
                 if let Some(sandbox) = sandbox {
-                    // Fails when the runner has reconnected since: then the server asks anyway.
-                    if self.sandbox_ended.send(sandbox).is_err() {
-                        return;
-                    }
+                    // Not told when the link has just ended; on the next one the server asks.
+                    self.world.notices.lock().unwrap().send(sandbox).unwrap_or_default();
                 }
             }
             // The runner's half of the link ends when nobody can tell it anything any more.
-            Kill::Link => self.sandbox_ended = mpsc::unbounded_channel().0,
+            Kill::Link => *self.world.notices.lock().unwrap() = mpsc::unbounded_channel().0,
             Kill::Server | Kill::Host => {
                 self.crash_server().await;
                 self.start_server().await;

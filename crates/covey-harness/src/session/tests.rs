@@ -141,7 +141,7 @@ impl World {
 fn a_whole_turn_is_recorded_in_this_order() {
     let mut w = World::new();
     w.say("do it");
-    w.answers(vec![text_blocks("on it"), calls(&["a", "b"])].concat(), "tool_use");
+    w.answers([text_blocks("on it"), calls(&["a", "b"])].concat(), "tool_use");
     w.wakes(7);
     let steps = w.dispatched();
     assert_eq!(steps.len(), 2, "parallel calls go out together");

@@ -15,6 +15,9 @@ pub const WRITE_QUEUE_MAX: usize = 1024;
 /// Closures in one commit: bounds how long the first of them waits for the others.
 pub const WRITE_BATCH_MAX: usize = 256;
 
+/// Answers the asker once the commit is decided.
+type Answer = Box<dyn FnOnce(std::result::Result<(), &str>) + Send>;
+
 /// A closure with the place for its answer.
 pub(super) struct Job {
     name: &'static str,
@@ -24,7 +27,7 @@ pub(super) struct Job {
 /// What running gave: whether to keep it, and how to answer once the commit is decided.
 pub(super) struct Outcome {
     keep: bool,
-    answer: Box<dyn FnOnce(std::result::Result<(), &str>) + Send>,
+    answer: Answer,
 }
 
 pub(super) fn job<T, F>(name: &'static str, work: F, sender: oneshot::Sender<Result<T>>) -> Job
@@ -45,7 +48,7 @@ where
                 tracing::debug!(transaction = name, "the asker is gone; what was committed stays");
             }
         });
-        Outcome { keep, answer } as Outcome
+        Outcome { keep, answer }
     });
     Job { name, run }
 }
@@ -84,9 +87,7 @@ fn work(conn: Connection, mut queue: mpsc::Receiver<Job>, feed: &Feed) {
     }
 }
 
-type Answers = Vec<Box<dyn FnOnce(std::result::Result<(), &str>) + Send>>;
-
-fn run_batch(conn: &Connection, batch: Vec<Job>, answers: &mut Answers) -> Result<Vec<SessionId>> {
+fn run_batch(conn: &Connection, batch: Vec<Job>, answers: &mut Vec<Answer>) -> Result<Vec<SessionId>> {
     let mut begun = conn.execute_batch("BEGIN IMMEDIATE").map_err(DbError::from);
     let mut touched = Vec::new();
     for job in batch {

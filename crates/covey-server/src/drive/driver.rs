@@ -484,10 +484,9 @@ impl Driver<'_> {
 
     async fn publish(&mut self, offer: Publish) -> Result<(), DriveError> {
         let Some(outbox) = self.held.as_ref().and_then(|h| h.outbox.clone()) else { return Ok(()) };
-        match crate::link::publish(&self.context.links, &outbox, self.home, offer).await {
-            // The runner offers it again; the work of the session does not depend on it.
-            Err(e) => tracing::warn!(session = %self.id, error = %e, "could not publish"),
-            Ok(()) => {}
+        // The runner offers it again; the work of the session does not depend on it.
+        if let Err(e) = crate::link::publish(&self.context.links, &outbox, self.home, offer).await {
+            tracing::warn!(session = %self.id, error = %e, "could not publish");
         }
         Ok(())
     }
