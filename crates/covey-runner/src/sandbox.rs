@@ -4,8 +4,10 @@
 //! isolation than it promises: it fails and says what to change.
 
 mod cgroup;
+pub mod fake;
 mod image;
 pub mod native;
+pub mod probe;
 mod record;
 mod remedy;
 mod setup;

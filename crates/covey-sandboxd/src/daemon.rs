@@ -13,10 +13,10 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use covey_types::{FencingToken, SandboxId, StepId};
+use covey_wire::frame;
 use covey_wire::generation::{self, TOOL_LINK, TOOL_LINK_MIN};
 use covey_wire::setup::SetupSpec;
 use covey_wire::tool::{RunnerToSandbox, SandboxToRunner, StepReport, ToolCall, ToolResult};
-use covey_wire::frame;
 
 use crate::ledger::{Begin, Ledger};
 use crate::link::Link;
@@ -188,8 +188,10 @@ impl Daemon {
             Err(error) => return refuse(error.to_string()),
         };
         reader.get_ref().set_read_timeout(None).ok()?;
-        self.accept(stream.try_clone().ok()?, token, version)
-            .map_or_else(|seen| refuse(format!("token {token} is older than {seen}")), |number| Some((number, reader)))
+        self.accept(stream.try_clone().ok()?, token, version).map_or_else(
+            |seen| refuse(format!("token {token} is older than {seen}")),
+            |number| Some((number, reader)),
+        )
     }
 
     fn accept(&self, stream: UnixStream, token: FencingToken, version: u32) -> Result<u64, FencingToken> {
@@ -234,11 +236,10 @@ impl Daemon {
         }
     }
 
-    /// Stops every process and our own writes. The signal is sent to all at once, so no fork escapes it.
+    /// Stops our own writes, then every process. The signal is sent to all at once, so no fork escapes it.
     fn freeze(&self) -> io::Result<()> {
         self.gate.close();
-        let stopped = sys::signal_all(libc::SIGSTOP).and_then(|()| processes::wait_all_stopped());
-        if let Err(error) = stopped {
+        if let Err(error) = processes::stop_all() {
             // Not frozen must not look frozen: everything goes on.
             self.thaw()?;
             return Err(error);

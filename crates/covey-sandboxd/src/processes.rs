@@ -11,6 +11,8 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal};
 
+use crate::sys;
+
 /// The variable by which a call marks what it starts.
 pub(crate) const STEP_VARIABLE: &str = "COVEY_STEP";
 /// Between SIGTERM and SIGKILL of a call that is ended early.
@@ -21,6 +23,8 @@ const KILL_DEADLINE: Duration = Duration::from_secs(5);
 const STOP_DEADLINE: Duration = Duration::from_secs(5);
 /// Between two looks at `/proc`.
 const LOOK_INTERVAL: Duration = Duration::from_millis(5);
+/// The same while stopping, which takes microseconds.
+const STOP_LOOK_INTERVAL: Duration = Duration::from_micros(200);
 /// Parents looked up for one process; longer chains do not happen without a loop in a torn reading.
 const ANCESTORS_MAX: usize = 4096;
 
@@ -165,17 +169,20 @@ impl CallProcesses<'_> {
     }
 }
 
-/// Waits until every process has stopped.
-pub(crate) fn wait_all_stopped() -> io::Result<()> {
+/// Stops every process and waits until all have.
+pub(crate) fn stop_all() -> io::Result<()> {
     let started = Instant::now();
     loop {
+        // Again in each round: a process that was sending SIGCONT when the signal came may have woken others before it
+        // stopped itself. Once it has stopped, it wakes nobody.
+        sys::signal_all(libc::SIGSTOP)?;
         if all()?.iter().all(Process::is_stopped) {
             return Ok(());
         }
         if started.elapsed() > STOP_DEADLINE {
             return Err(io::Error::new(io::ErrorKind::TimedOut, "processes do not stop"));
         }
-        std::thread::sleep(Duration::from_micros(200));
+        std::thread::sleep(STOP_LOOK_INTERVAL);
     }
 }
 

@@ -62,7 +62,8 @@ impl SetupLink {
         let listener = listener
             .ok_or(io::Error::from(io::ErrorKind::InvalidInput))
             .tried(SetupPlace::Other, "receive the control socket")?;
-        let spec = serde_json::from_slice(&packet[..received.bytes]).tried(SetupPlace::Other, "decode the spec")?;
+        let spec =
+            serde_json::from_slice(&packet[..received.bytes]).tried(SetupPlace::Other, "decode the spec")?;
         Ok((spec, listener))
     }
 

@@ -133,7 +133,12 @@ impl Shell {
     }
 
     /// Takes a call, or says at once why not.
-    pub(crate) fn enqueue(&self, step: StepId, input: &str, interrupt: Arc<AtomicBool>) -> Result<(), ToolResult> {
+    pub(crate) fn enqueue(
+        &self,
+        step: StepId,
+        input: &str,
+        interrupt: Arc<AtomicBool>,
+    ) -> Result<(), ToolResult> {
         let refuse = |text: String| Err(ToolResult::text(text, true));
         let input: BashInput = match serde_json::from_str(input) {
             Ok(input) => input,
@@ -147,7 +152,9 @@ impl Shell {
                     command.len()
                 ));
             }
-            Some(command) if command.contains('\0') => return refuse("the command contains a NUL byte".into()),
+            Some(command) if command.contains('\0') => {
+                return refuse("the command contains a NUL byte".into());
+            }
             _ => {}
         }
         let mut queue = lock(&self.queue);
@@ -172,7 +179,9 @@ impl Shell {
     pub(crate) fn current_dir(&self) -> PathBuf {
         let pid = *lock(&self.pid);
         let mut last = lock(&self.dir);
-        if pid != 0 && let Ok(dir) = fs::read_link(format!("/proc/{pid}/cwd")) {
+        if pid != 0
+            && let Ok(dir) = fs::read_link(format!("/proc/{pid}/cwd"))
+        {
             *last = dir;
         }
         last.clone()
@@ -222,7 +231,10 @@ impl Shell {
         *lock(&self.dir) = HOME.into();
         match fs::remove_file(SAVED_VARIABLES) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                return Some(ToolResult::text(format!("the shell's variables could not be reset: {error}"), true));
+                return Some(ToolResult::text(
+                    format!("the shell's variables could not be reset: {error}"),
+                    true,
+                ));
             }
             _ => {}
         }
@@ -230,7 +242,10 @@ impl Shell {
             return Some(ToolResult::text(format!("the shell could not be restarted: {error}"), true));
         }
         job.input.command.is_none().then(|| {
-            ToolResult::text("the shell was restarted: directory, variables and background jobs are gone", false)
+            ToolResult::text(
+                "the shell was restarted: directory, variables and background jobs are gone",
+                false,
+            )
         })
     }
 

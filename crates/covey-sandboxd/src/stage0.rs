@@ -60,7 +60,8 @@ fn clone(spec: &SetupSpec) -> Result<Side, SetupError> {
 
 fn map_ids(spec: &SetupSpec, pid: i32) -> Result<(), SetupError> {
     let write = |file: &str, text: String| -> Result<(), SetupError> {
-        fs::write(format!("/proc/{pid}/{file}"), &text).tried(SetupPlace::IdMap, format!("write {file} `{text}`"))
+        fs::write(format!("/proc/{pid}/{file}"), &text)
+            .tried(SetupPlace::IdMap, format!("write {file} `{text}`"))
     };
     if !spec.is_privileged {
         // Without privilege the kernel takes a gid map only once groups can no longer be dropped.

@@ -123,8 +123,7 @@ pub(crate) fn raise_loopback() -> io::Result<()> {
 /// Marks every descriptor from 3 up close-on-exec, in case something came in that should not have.
 pub(crate) fn seal_descriptors() -> io::Result<()> {
     // SAFETY: only sets a flag on descriptors; nothing is closed, so no owner's descriptor goes stale.
-    let outcome =
-        unsafe { libc::syscall(libc::SYS_close_range, 3_u32, u32::MAX, libc::CLOSE_RANGE_CLOEXEC) };
+    let outcome = unsafe { libc::syscall(libc::SYS_close_range, 3_u32, u32::MAX, libc::CLOSE_RANGE_CLOEXEC) };
     if outcome < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 

@@ -153,7 +153,12 @@ fn strip_escapes(raw: &[u8]) -> Vec<u8> {
         rest = &rest[at + 1..];
         let length = match rest.first() {
             // Control sequence: parameters, then one final byte.
-            Some(b'[') => 1 + rest[1..].iter().position(|b| !(0x20..=0x3f).contains(b)).map_or(rest.len() - 1, |n| n + 1),
+            Some(b'[') => {
+                1 + rest[1..]
+                    .iter()
+                    .position(|b| !(0x20..=0x3f).contains(b))
+                    .map_or(rest.len() - 1, |n| n + 1)
+            }
             // Operating system command and its kin: up to BEL or ESC \, on this line.
             Some(b']' | b'P' | b'_' | b'^' | b'X') => {
                 let end = rest.iter().position(|b| matches!(*b, 0x07 | ESCAPE | b'\n')).unwrap_or(rest.len());
@@ -164,7 +169,9 @@ fn strip_escapes(raw: &[u8]) -> Vec<u8> {
                 }
             }
             // Two or more bytes: intermediates, then one final byte.
-            Some(0x20..=0x2f) => rest.iter().position(|b| !(0x20..=0x2f).contains(b)).map_or(rest.len(), |n| n + 1),
+            Some(0x20..=0x2f) => {
+                rest.iter().position(|b| !(0x20..=0x2f).contains(b)).map_or(rest.len(), |n| n + 1)
+            }
             Some(0x30..=0x7e) => 1,
             _ => 0,
         };

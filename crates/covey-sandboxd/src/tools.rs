@@ -41,7 +41,9 @@ pub(crate) fn run(files: &Files, name: &str, input: &str, dir: &Path, interrupt:
         "edit" => parse(name, input).and_then(|input| edit::run(files, &input, dir)),
         "glob" => parse(name, input).and_then(|input| glob::run(&input, dir, interrupt)),
         "grep" => parse(name, input).and_then(|input| grep::run(&input, dir, interrupt)),
-        _ => Err(Refusal(format!("there is no tool `{name}`; there are bash, read, write, edit, glob and grep"))),
+        _ => Err(Refusal(format!(
+            "there is no tool `{name}`; there are bash, read, write, edit, glob and grep"
+        ))),
     };
     answer.unwrap_or_else(|Refusal(text)| ToolResult::text(text, true))
 }
@@ -63,6 +65,7 @@ fn resolve(path: &str, dir: &Path) -> Result<PathBuf, Refusal> {
     if path.is_empty() || path.contains('\0') {
         return Err("the path is empty or contains a NUL byte".into());
     }
-    let path = path.strip_prefix("~/").map_or_else(|| dir.join(path), |rest| Path::new("/home/agent").join(rest));
+    let path =
+        path.strip_prefix("~/").map_or_else(|| dir.join(path), |rest| Path::new("/home/agent").join(rest));
     Ok(path)
 }

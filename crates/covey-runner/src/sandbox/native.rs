@@ -60,13 +60,13 @@ impl NativeBackend {
     }
 }
 
-impl SandboxBackend for NativeBackend {
-    fn start(&self, spec: &SandboxSpec) -> Result<Arc<dyn Sandbox>, StartError> {
+impl NativeBackend {
+    pub(super) fn start_native(&self, spec: &SandboxSpec) -> Result<NativeSandbox, StartError> {
         let cgroups = self.cgroup_host().plan(spec.sandbox, &spec.limits);
         let mut record = Record::new(spec.sandbox, spec.home, cgroups);
         let dir = record.create(&spec.run_dir).map_err(failed("record the sandbox"))?;
         match launch(spec, &mut record, &dir) {
-            Ok(sandbox) => Ok(Arc::new(sandbox)),
+            Ok(sandbox) => Ok(sandbox),
             Err(error) => {
                 let left = NativeSandbox::open(dir, record);
                 if let Err(cleanup) = left.destroy() {
@@ -75,6 +75,12 @@ impl SandboxBackend for NativeBackend {
                 Err(error)
             }
         }
+    }
+}
+
+impl SandboxBackend for NativeBackend {
+    fn start(&self, spec: &SandboxSpec) -> Result<Arc<dyn Sandbox>, StartError> {
+        Ok(Arc::new(self.start_native(spec)?))
     }
 
     fn recorded(&self, run_dir: &Path) -> io::Result<Vec<(HomeId, Arc<dyn Sandbox>)>> {
@@ -188,8 +194,8 @@ fn converse(
     link.go().map_err(failed("let the sandbox go on"))?;
     match link.receive().map_err(failed("hear from the sandbox"))? {
         SetupReport::Ready { landlock_abi } => {
-            tracing::debug!(sandbox = %record.sandbox, landlock_abi, "isolated");
-            Ok(())
+            record.landlock_abi = landlock_abi;
+            record.update(dir).map_err(failed("record the sandbox"))
         }
         SetupReport::Failed { place, what, errno } => Err(remedy::explain(place, what, errno)),
         SetupReport::Cloned { .. } => Err(StartError::Failed("stage 1 reports out of order".into())),
@@ -198,7 +204,7 @@ fn converse(
 
 /// One sandbox: its record, and its first process where that still exists.
 #[derive(Debug)]
-struct NativeSandbox {
+pub(super) struct NativeSandbox {
     dir: PathBuf,
     record: Record,
     /// None once it is known to be gone.
@@ -207,6 +213,11 @@ struct NativeSandbox {
 }
 
 impl NativeSandbox {
+    /// The Landlock ABI that holds inside; 0 where the kernel has none.
+    pub(super) fn landlock_abi(&self) -> i32 {
+        self.record.landlock_abi
+    }
+
     fn open(dir: PathBuf, record: Record) -> Self {
         let process = record.process.as_ref().and_then(|name| {
             let pid = Pid::from_raw(name.pid)?;

@@ -62,11 +62,14 @@ pub(super) struct Record {
     /// Unknown until the process exists; until then it ends by itself when the runner does.
     pub(super) process: Option<ProcessName>,
     pub(super) cgroups: Cgroups,
+    /// The Landlock ABI that holds inside; 0 where the kernel has none.
+    #[serde(default)]
+    pub(super) landlock_abi: i32,
 }
 
 impl Record {
     pub(super) fn new(sandbox: SandboxId, home: HomeId, cgroups: Cgroups) -> Self {
-        Self { format: FORMAT, sandbox, home, process: None, cgroups }
+        Self { format: FORMAT, sandbox, home, process: None, cgroups, landlock_abi: 0 }
     }
 
     /// Makes the sandbox's directory, with the record in it from the first moment.

@@ -4,8 +4,10 @@
 //! directory of its own. What does not belong here: homes and the store.
 
 mod bash;
+mod contract;
 mod death;
 mod files;
 mod isolation;
 mod link;
+mod probe;
 mod room;

@@ -138,6 +138,13 @@ impl Live {
         self.call("bash", &json!({ "command": command }))
     }
 
+    /// The text of a call that must not fail, whatever exit status a backend gives.
+    pub(crate) fn output_of(&self, command: &str) -> String {
+        let result = self.bash(command);
+        assert!(!result.is_error, "{command}: {result:?}");
+        text(&result)
+    }
+
     /// The output of a command that must succeed.
     pub(crate) fn output(&self, command: &str) -> String {
         let result = self.bash(command);

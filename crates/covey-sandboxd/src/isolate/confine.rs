@@ -52,7 +52,9 @@ pub(crate) fn drop_privileges() -> Result<(), SetupError> {
     rustix::thread::clear_ambient_capability_set().tried(place, "clear ambient capabilities")?;
     for capability in 0..u64::BITS {
         // One past the kernel's last capability is the end of the list.
-        match rustix::thread::remove_capability_from_bounding_set(CapabilitySet::from_bits_retain(1 << capability)) {
+        match rustix::thread::remove_capability_from_bounding_set(CapabilitySet::from_bits_retain(
+            1 << capability,
+        )) {
             Err(rustix::io::Errno::INVAL) => break,
             outcome => outcome.tried(place, format!("drop capability {capability}"))?,
         }

@@ -111,7 +111,9 @@ pub(crate) fn apply() -> Result<(), SetupError> {
     for (rules, errno) in [(refused(), libc::EPERM), (vanished(), libc::ENOSYS)] {
         let program = rules.and_then(|rules| compile(rules, errno)).map_err(io::Error::other);
         let program = program.tried(place, "compile the system call filter")?;
-        seccompiler::apply_filter(&program).map_err(io::Error::other).tried(place, "apply the system call filter")?;
+        seccompiler::apply_filter(&program)
+            .map_err(io::Error::other)
+            .tried(place, "apply the system call filter")?;
     }
     Ok(())
 }
@@ -125,7 +127,8 @@ fn compile(rules: Rules, errno: i32) -> Result<BpfProgram, seccompiler::BackendE
 
 fn refused() -> Result<Rules, seccompiler::BackendError> {
     let mut rules: Rules = REFUSED.iter().map(|number| (*number, Vec::new())).collect();
-    let argument = |index, operator, value| SeccompCondition::new(index, SeccompCmpArgLen::Dword, operator, value);
+    let argument =
+        |index, operator, value| SeccompCondition::new(index, SeccompCmpArgLen::Dword, operator, value);
     let mut clone = Vec::new();
     for flag in NAMESPACE_FLAGS.into_iter().filter(|flag| *flag != 0) {
         let flag = flag as u32 as u64;

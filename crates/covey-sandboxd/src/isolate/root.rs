@@ -167,11 +167,14 @@ impl Host {
             }
             devices.push((name, source));
         }
-        let directory = |path: &Path| {
-            Source::open(path)
-                .and_then(|source| if source.is_dir { Ok(source) } else { Err(io::ErrorKind::NotADirectory.into()) })
-                .tried(SetupPlace::Home, format!("open {}", path.display()))
-        };
+        let directory =
+            |path: &Path| {
+                Source::open(path)
+                    .and_then(|source| {
+                        if source.is_dir { Ok(source) } else { Err(io::ErrorKind::NotADirectory.into()) }
+                    })
+                    .tried(SetupPlace::Home, format!("open {}", path.display()))
+            };
         Ok(Self {
             usr,
             twins,
@@ -195,7 +198,8 @@ pub(crate) fn build(spec: &SetupSpec) -> Result<(), SetupError> {
 
     // Any existing directory serves: it is covered in this mount namespace only, and left by the pivot.
     let base = ["/tmp", "/mnt", "/run", "/var"].into_iter().find(|dir| Path::new(dir).is_dir());
-    let base = base.ok_or(io::Error::from(io::ErrorKind::NotFound)).tried(mount, "find a directory to mount on")?;
+    let base =
+        base.ok_or(io::Error::from(io::ErrorKind::NotFound)).tried(mount, "find a directory to mount on")?;
     rustix::mount::mount("covey", base, "tmpfs", MountFlags::NOSUID, ROOT_OPTIONS)
         .tried(mount, format!("mount a tmpfs on {base}"))?;
     rustix::process::chdir(base).tried(mount, format!("enter {base}"))?;
@@ -239,8 +243,23 @@ fn become_agent(spec: &SetupSpec) -> Result<(), SetupError> {
 
 fn directories() -> Result<(), SetupError> {
     const DIRS: [&str; 17] = [
-        "usr", "etc", "proc", "dev", "dev/pts", "dev/shm", "tmp", "run", "var", "var/empty", "home", "home/agent",
-        "outputs", "mnt", "opt", "srv", "sys",
+        "usr",
+        "etc",
+        "proc",
+        "dev",
+        "dev/pts",
+        "dev/shm",
+        "tmp",
+        "run",
+        "var",
+        "var/empty",
+        "home",
+        "home/agent",
+        "outputs",
+        "mnt",
+        "opt",
+        "srv",
+        "sys",
     ];
     for dir in DIRS {
         fs::create_dir(dir)
@@ -272,9 +291,11 @@ fn etc(host: &Host) -> Result<(), SetupError> {
 
 fn proc(host: &Host) -> Result<(), SetupError> {
     let flags = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
-    rustix::mount::mount("proc", "proc", "proc", flags, None).tried(SetupPlace::Proc, "mount a fresh /proc")?;
+    rustix::mount::mount("proc", "proc", "proc", flags, None)
+        .tried(SetupPlace::Proc, "mount a fresh /proc")?;
     let null = host.devices.iter().find(|(name, _)| *name == "null").map(|(_, source)| source);
-    let null = null.ok_or(io::Error::from(io::ErrorKind::NotFound)).tried(SetupPlace::Proc, "find /dev/null")?;
+    let null =
+        null.ok_or(io::Error::from(io::ErrorKind::NotFound)).tried(SetupPlace::Proc, "find /dev/null")?;
     for name in PROC_MASKED_FILES {
         let target = Path::new("proc").join(name);
         if target.exists() {
@@ -332,7 +353,8 @@ fn pivot() -> Result<(), SetupError> {
     rustix::process::pivot_root(".", ".").tried(place, "pivot the root")?;
     rustix::mount::unmount(".", UnmountFlags::DETACH).tried(place, "detach the host's root")?;
     rustix::process::chdir("/").tried(place, "enter the new root")?;
-    sys::set_mount_attributes(c"/", MountAttributes::READ_ONLY_ROOT, false).tried(place, "make the root read-only")?;
+    sys::set_mount_attributes(c"/", MountAttributes::READ_ONLY_ROOT, false)
+        .tried(place, "make the root read-only")?;
     // The id map is what makes the home the agent's; a wrong `host_uid` must fail here and not at the first write.
     let home = fs::metadata("/home/agent").tried(SetupPlace::Home, "look at /home/agent")?;
     if home.uid() != AGENT_ID {

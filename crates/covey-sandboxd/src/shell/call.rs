@@ -68,7 +68,10 @@ impl Output {
 
     fn push(&mut self, bytes: &[u8]) {
         // The last moment at which memory still holds everything.
-        if self.file.is_none() && self.failed.is_none() && self.shown.total() + bytes.len() as u64 > READ_BYTES as u64 {
+        if self.file.is_none()
+            && self.failed.is_none()
+            && self.shown.total() + bytes.len() as u64 > READ_BYTES as u64
+        {
             self.open_file();
         }
         self.shown.push(bytes);
@@ -125,7 +128,10 @@ pub(super) fn run(
         }
         Err(error) => {
             shell.kill(running);
-            ToolResult::text(format!("the shell cannot be used: {error}; it will be replaced for the next call"), true)
+            ToolResult::text(
+                format!("the shell cannot be used: {error}; it will be replaced for the next call"),
+                true,
+            )
         }
     }
 }
@@ -181,11 +187,16 @@ fn attempt(
             break;
         }
         let wait = if watch.live.is_empty() { deadline - now } else { (deadline - now).min(LIVE_INTERVAL) };
-        let ready = wait_ready(shell, running.as_ref().filter(|_| !input.is_empty()), fifo.as_ref(), &status, wait)?;
-        if ready.shell_takes_input && let Some(this) = running.as_mut() {
+        let ready =
+            wait_ready(shell, running.as_ref().filter(|_| !input.is_empty()), fifo.as_ref(), &status, wait)?;
+        if ready.shell_takes_input
+            && let Some(this) = running.as_mut()
+        {
             feed(this, &mut input)?;
         }
-        if ready.has_output && let Some(file) = fifo.as_mut() {
+        if ready.has_output
+            && let Some(file) = fifo.as_mut()
+        {
             match file.read(&mut buffer) {
                 Ok(0) => {
                     fifo = None;
@@ -455,7 +466,9 @@ fn report(
 
 /// Why commands most often hang.
 fn hint(command: &str) -> &'static str {
-    let has = |words: &[&str]| words.iter().any(|word| command.split(|c: char| !c.is_alphanumeric()).any(|w| w == *word));
+    let has = |words: &[&str]| {
+        words.iter().any(|word| command.split(|c: char| !c.is_alphanumeric()).any(|w| w == *word))
+    };
     if has(&["vi", "vim", "nano", "emacs", "less", "more", "top", "htop"]) {
         "\n[there is no terminal: editors and pagers cannot be used; use the edit and read tools]"
     } else if has(&["sudo", "su", "ssh", "passwd", "login"]) {

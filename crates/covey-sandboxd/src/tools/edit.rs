@@ -26,11 +26,11 @@ pub(super) struct EditInput {
 pub(super) fn run(files: &Files, input: &EditInput, dir: &Path) -> Answer {
     let path = resolve(&input.file_path, dir)?;
     let bytes = file::read_editable(&path)?;
-    let target = path
-        .canonicalize()
-        .map_err(|error| Refusal(format!("cannot open {}: {error}", path.display())))?;
+    let target =
+        path.canonicalize().map_err(|error| Refusal(format!("cannot open {}: {error}", path.display())))?;
     files.require_seen(&target, &bytes)?;
-    let (new, places) = replace(&bytes, input).map_err(|Refusal(why)| Refusal(format!("{}: {why}", path.display())))?;
+    let (new, places) =
+        replace(&bytes, input).map_err(|Refusal(why)| Refusal(format!("{}: {why}", path.display())))?;
     files.replace(&target, &new)?;
     let lines: Vec<String> = places.iter().take(PLACES_NAMED_MAX).map(usize::to_string).collect();
     let (count, lines) = (places.len(), lines.join(", "));

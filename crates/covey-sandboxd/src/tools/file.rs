@@ -8,8 +8,8 @@ use std::fs::{self, File, Metadata};
 use std::io::{self, Read, Write};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use covey_types::{BlockHash, ByteCount};
 use rustix::fs::OFlags;
@@ -119,7 +119,9 @@ pub(super) fn open(path: &Path) -> Result<(File, Metadata), Refusal> {
         return Err(format!("{shown} is a directory; list it with bash (`ls`) or glob").into());
     }
     if !metadata.is_file() {
-        return Err(format!("{shown} is no regular file but a FIFO, socket or device; it is not opened").into());
+        return Err(
+            format!("{shown} is no regular file but a FIFO, socket or device; it is not opened").into()
+        );
     }
     // Not blocking, in case the name stands for something else by now.
     let flags = (OFlags::NONBLOCK | OFlags::NOCTTY).bits() as i32;

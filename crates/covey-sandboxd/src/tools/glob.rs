@@ -34,10 +34,14 @@ pub(super) fn run(input: &SearchInput, dir: &Path, interrupt: &AtomicBool) -> An
     })?;
     found.sort_by(|a, b| b.0.cmp(&a.0).then_with(|| a.1.cmp(&b.1)));
     if found.is_empty() {
-        return Ok(ToolResult::text(format!("no file matches `{}` in {}", input.pattern, root.display()), false));
+        return Ok(ToolResult::text(
+            format!("no file matches `{}` in {}", input.pattern, root.display()),
+            false,
+        ));
     }
     let total = found.len();
-    let mut text: String = found.iter().take(RESULTS_MAX).map(|(_, path)| format!("{}\n", path.display())).collect();
+    let mut text: String =
+        found.iter().take(RESULTS_MAX).map(|(_, path)| format!("{}\n", path.display())).collect();
     if total > RESULTS_MAX {
         text.push_str(&format!("[the newest {RESULTS_MAX} of {total}; narrow the pattern]\n"));
     } else if walked == Walked::Cut {

@@ -41,7 +41,12 @@ pub(super) fn run(files: &Files, input: &ReadInput, dir: &Path) -> Answer {
         return picture(&path, media_type, reader, metadata.len());
     }
     if start.contains(&0) {
-        return Err(format!("{} is a binary file of {}; look at it with bash (`file`, `xxd`)", path.display(), ByteCount(metadata.len())).into());
+        return Err(format!(
+            "{} is a binary file of {}; look at it with bash (`file`, `xxd`)",
+            path.display(),
+            ByteCount(metadata.len())
+        )
+        .into());
     }
     let canonical = path.canonicalize().map_err(failed)?;
     if metadata.len() > EDIT_FILE_BYTES_MAX {
@@ -60,13 +65,19 @@ pub(super) fn run(files: &Files, input: &ReadInput, dir: &Path) -> Answer {
 
 fn too_large(path: &Path, length: u64) -> Refusal {
     let (length, limit) = (ByteCount(length), ByteCount(READ_BYTES_MAX));
-    format!("{} has {length}, more than the {limit} of one read: give view_range [first, last], or use grep", path.display())
-        .into()
+    format!(
+        "{} has {length}, more than the {limit} of one read: give view_range [first, last], or use grep",
+        path.display()
+    )
+    .into()
 }
 
 fn number_lines(path: &Path, mut reader: impl BufRead, (first, last): (i64, i64)) -> Answer {
     if first < 1 || (last != -1 && last < first) {
-        return Err(format!("view_range [{first}, {last}] is not [first, last] with 1 <= first <= last, or last = -1").into());
+        return Err(format!(
+            "view_range [{first}, {last}] is not [first, last] with 1 <= first <= last, or last = -1"
+        )
+        .into());
     }
     let mut shown = String::new();
     let mut line = Vec::new();
@@ -83,7 +94,9 @@ fn number_lines(path: &Path, mut reader: impl BufRead, (first, last): (i64, i64)
         number += 1;
         let is_whole = line.ends_with(b"\n") || length < LINE_BYTES_MAX;
         if !is_whole {
-            reader.skip_until(b'\n').map_err(|error| Refusal(format!("cannot read {}: {error}", path.display())))?;
+            reader
+                .skip_until(b'\n')
+                .map_err(|error| Refusal(format!("cannot read {}: {error}", path.display())))?;
         }
         if number < first {
             continue;
@@ -114,7 +127,11 @@ fn picture(path: &Path, media_type: &str, reader: impl Read, length: u64) -> Ans
         .map_err(|error| Refusal(format!("cannot read {}: {error}", path.display())))?;
     if data.len() as u64 > IMAGE_BYTES_MAX {
         let (length, limit) = (ByteCount(length), ByteCount(IMAGE_BYTES_MAX));
-        return Err(format!("{} is a picture of {length}, at most {limit} are shown; make it smaller first", path.display()).into());
+        return Err(format!(
+            "{} is a picture of {length}, at most {limit} are shown; make it smaller first",
+            path.display()
+        )
+        .into());
     }
     let mut result = ToolResult::text(String::new(), false);
     result.content = vec![ToolContent::Image { media_type: media_type.to_owned(), data }];

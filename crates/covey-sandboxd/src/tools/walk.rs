@@ -30,7 +30,8 @@ pub(super) fn files(
     interrupt: &AtomicBool,
     mut visit: impl FnMut(&Path, &Metadata) -> bool,
 ) -> Result<Walked, Refusal> {
-    let metadata = fs::metadata(root).map_err(|error| Refusal(format!("cannot open {}: {error}", root.display())))?;
+    let metadata =
+        fs::metadata(root).map_err(|error| Refusal(format!("cannot open {}: {error}", root.display())))?;
     if !metadata.is_dir() {
         visit(root, &metadata);
         return Ok(Walked::Whole);
