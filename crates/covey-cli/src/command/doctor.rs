@@ -9,16 +9,15 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::Args;
-use covey_types::ByteCount;
+use covey_runner::sandbox::probe::{Finding, probe};
 use serde_json::{Value, json};
 
 use crate::exit_code::ExitCode;
 use crate::global::Global;
 use crate::output;
 
-/// Below this a first secure of an ordinary home fails half-way.
-const FREE_BYTES_MIN: u64 = 2 * 1024 * 1024 * 1024;
-const FREE_INODES_MIN: u64 = 100_000;
+/// As root: the uid and gid of the trial's home; the first that a runner gives away.
+const HOST_ID_TRIED: u32 = 200_000;
 const REACH_LIMIT: Duration = Duration::from_secs(10);
 const DEFAULT_MODEL_KEY: &str = "ANTHROPIC_API_KEY";
 
@@ -79,8 +78,8 @@ impl Check {
 
 pub(crate) async fn run(global: &Global, args: &DoctorArgs) -> anyhow::Result<ExitCode> {
     let data_dir = global.data_dir()?;
-    let mut checks = vec![data_dir_is_writable(&data_dir), disk_has_space(&data_dir)];
-    checks.extend(isolation(&data_dir));
+    let mut checks = vec![data_dir_is_writable(&data_dir)];
+    checks.extend(sandbox_works(&data_dir));
     checks.push(model_key());
     if let Some(url) = &args.model_url {
         checks.push(model_is_reachable(url).await);
@@ -122,28 +121,31 @@ fn write_lock_and_sync(dir: &Path) -> std::io::Result<()> {
     file.close()
 }
 
-fn disk_has_space(data_dir: &Path) -> Check {
-    let place = nearest_existing(data_dir);
-    let stat = match rustix::fs::statvfs(&place) {
-        Ok(stat) => stat,
-        Err(error) => return Check::failed("disk", error.to_string(), "choose another --data-dir"),
+/// Starts a real sandbox and looks around in it, in a directory of its own on the disk that `covey up` would use.
+fn sandbox_works(data_dir: &Path) -> Vec<Check> {
+    let place = match tempfile::Builder::new().prefix("covey-doctor-").tempdir_in(nearest_existing(data_dir)) {
+        Ok(place) => place,
+        // Said already by the check of the data directory.
+        Err(error) => return vec![Check::failed("sandbox", error.to_string(), "see the data directory")],
     };
-    let free = stat.f_bavail.saturating_mul(stat.f_frsize);
-    // Some file systems (btrfs) make inodes as they need them and say 0.
-    let inodes_short = stat.f_files > 0 && stat.f_favail < FREE_INODES_MIN;
-    let detail = format!("{} free at {}", ByteCount(free), place.display());
-    if free < FREE_BYTES_MIN || inodes_short {
-        let wanted = format!(
-            "free {} and {FREE_INODES_MIN} inodes, or choose another --data-dir",
-            ByteCount(FREE_BYTES_MIN)
-        );
-        return Check::failed("disk", format!("{detail}, {} inodes", stat.f_favail), wanted);
-    }
-    Check::passed("disk", detail)
+    let (uid, gid) = if rustix::process::geteuid().is_root() {
+        (HOST_ID_TRIED, HOST_ID_TRIED)
+    } else {
+        (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw())
+    };
+    probe(place.path(), uid, gid).into_iter().map(Check::from).collect()
 }
 
-fn isolation(_data_dir: &Path) -> Vec<Check> {
-    Vec::new()
+impl From<Finding> for Check {
+    fn from(finding: Finding) -> Self {
+        Self {
+            name: finding.name.to_owned(),
+            ok: finding.ok,
+            needed: finding.required,
+            detail: finding.detail,
+            remedy: finding.remedy,
+        }
+    }
 }
 
 fn model_key() -> Check {
