@@ -123,7 +123,8 @@ fn write_lock_and_sync(dir: &Path) -> std::io::Result<()> {
 
 /// Starts a real sandbox and looks around in it, in a directory of its own on the disk that `covey up` would use.
 fn sandbox_works(data_dir: &Path) -> Vec<Check> {
-    let place = match tempfile::Builder::new().prefix("covey-doctor-").tempdir_in(nearest_existing(data_dir)) {
+    let place = match tempfile::Builder::new().prefix("covey-doctor-").tempdir_in(nearest_existing(data_dir))
+    {
         Ok(place) => place,
         // Said already by the check of the data directory.
         Err(error) => return vec![Check::failed("sandbox", error.to_string(), "see the data directory")],
