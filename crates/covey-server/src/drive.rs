@@ -20,7 +20,7 @@ use tokio::task::{Id, JoinSet};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use crate::db::{Db, DbError, sessions};
+use crate::db::{Db, DbError, homes, sessions};
 use crate::link::Links;
 use crate::model::Model;
 
@@ -174,6 +174,14 @@ impl Supervisor {
             }
             Err(reason) => {
                 tracing::error!(%org, %session, reason, "a driver failed; it is started again");
+                let given_back = self
+                    .context
+                    .db
+                    .write("release after failure", move |tx| homes::release_of(tx, org, session));
+                if let Err(e) = given_back.await {
+                    tracing::error!(%session, error = %e, "cannot give back the lease of a failed driver");
+                }
+                self.context.released.send_modify(|n| *n += 1);
                 self.later(session);
             }
         }

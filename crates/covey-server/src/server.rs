@@ -113,6 +113,17 @@ impl Server {
         Ok(self.context.links.holder(org, home).is_some_and(|outbox| outbox.send(secure).is_ok()))
     }
 
+    /// Asks the runner that holds a home to end its sandbox: stop, secure, publish. False when no connected
+    /// runner holds it. A call that runs gets an error result; the next one starts a new sandbox.
+    ///
+    /// # Errors
+    /// When the database fails or has no such home.
+    pub async fn stop_sandbox(&self, org: OrgId, home: HomeId) -> Result<bool, DbError> {
+        let row = self.context.db.read("read home", move |read| homes::get(read, org, home)).await?;
+        let stop = ServerToRunner::StopSandbox { home, token: row.lease_token };
+        Ok(self.context.links.holder(org, home).is_some_and(|outbox| outbox.send(stop).is_ok()))
+    }
+
     /// Ends streams, drivers and links, and waits for them. Nothing is lost: what is under way is driven on by
     /// the next start.
     pub async fn shutdown(self) {

@@ -82,7 +82,9 @@ struct Host {
     runs: HashMap<StepId, u32>,
     /// The home: which calls left their mark.
     home: Vec<StepId>,
-    published: (Generation, Vec<StepId>),
+    generation: Generation,
+    /// The store: what each offered root holds.
+    store: HashMap<RootHash, Vec<StepId>>,
     offer: Option<RunnerToServer>,
     last: Option<StepId>,
 }
@@ -120,7 +122,6 @@ impl World {
                     host.results.clear();
                     host.offer = None;
                     host.started.clear();
-                    host.home = host.published.1.clone();
                     host.source = Some(HomeSource::Materialized);
                 }
             }
@@ -132,15 +133,18 @@ impl World {
         let mut host = self.host();
         let home = self.home;
         match message {
-            ServerToRunner::WakeHome { token, .. } => {
+            ServerToRunner::WakeHome { token, generation, root, .. } => {
                 host.token = host.token.max(token);
+                if host.sandbox.is_none() && host.source == Some(HomeSource::Materialized) {
+                    host.home = root.map_or_else(Vec::new, |root| host.store[&root].clone());
+                }
+                host.generation = generation;
                 let source = if host.sandbox.is_some() {
                     HomeSource::Adopted
                 } else {
                     host.source.unwrap_or(HomeSource::Empty)
                 };
                 let sandbox = *host.sandbox.get_or_insert_with(fresh_sandbox);
-                let generation = host.published.0;
                 vec![RunnerToServer::HomeReady {
                     home,
                     token,
@@ -182,8 +186,10 @@ impl World {
                     && *offered == root
                 {
                     host.offer = None;
-                    if let PublishOutcome::Published { generation } = outcome {
-                        host.published = (generation, host.home.clone());
+                    // There is one runner, so nobody else can be in the way of a snapshot.
+                    match outcome {
+                        PublishOutcome::Published { generation } => host.generation = generation,
+                        PublishOutcome::Refused { reason } => panic!("a snapshot was refused: {reason}"),
                     }
                 }
                 vec![]
@@ -206,11 +212,14 @@ impl World {
         let mut said = done(self.home, step, host.sandbox, result);
         if host.running.is_empty() {
             let text: String = host.home.iter().map(ToString::to_string).collect();
+            let root = RootHash::of(text.as_bytes());
+            let home = host.home.clone();
+            host.store.insert(root, home);
             let offer = RunnerToServer::Publish {
                 home: self.home,
                 token: host.token,
-                base: host.published.0,
-                root: RootHash::of(text.as_bytes()),
+                base: host.generation,
+                root,
                 kind: SnapshotKind::Frozen,
                 step: host.last,
                 files: 1,
@@ -299,7 +308,8 @@ fn report(host: &Host, home: HomeId, step: StepId, sandbox: SandboxId) -> Vec<Ru
 /// Asks for calls until the history has [`ROUNDS`] answers, and checks every request on the way.
 struct FakeModel {
     world: Arc<World>,
-    previous: Mutex<Option<Map<String, Value>>>,
+    /// The last request of each conversation, by its first words.
+    previous: Mutex<HashMap<String, Map<String, Value>>>,
     violations: Mutex<Vec<String>>,
 }
 
@@ -308,14 +318,15 @@ impl FakeModel {
         let mut previous = self.previous.lock().unwrap();
         let mut violations = self.violations.lock().unwrap();
         violations.extend(check_request(body).err().map(|v| v.to_string()));
-        if let Some(previous) = previous.as_ref() {
+        let conversation = body["messages"][0]["content"][0]["text"].as_str().unwrap().to_owned();
+        if let Some(previous) = previous.get(&conversation) {
             violations.extend(check_prefix(previous, body).err().map(|v| v.to_string()));
         }
         let rounds = rounds(body);
         if rounds > 0 {
             violations.extend(check_answer_kept(&content(rounds - 1), body).err().map(|v| v.to_string()));
         }
-        *previous = Some(body.clone());
+        previous.insert(conversation, body.clone());
     }
 }
 
@@ -373,6 +384,8 @@ struct Run {
     db: Db,
     org: OrgId,
     session: SessionId,
+    /// A second session of the same agent, on the same home.
+    other: SessionId,
     world: Arc<World>,
     model: Arc<FakeModel>,
     deaths: mpsc::UnboundedReceiver<Kill>,
@@ -384,7 +397,7 @@ impl Run {
     async fn new(seed: u64, plan: Vec<(u64, Kill)>) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let db = Db::open(&dir.path().join("covey.db")).unwrap();
-        let (org, session) = db
+        let (org, session, other) = db
             .write("set up", |tx| {
                 let org = orgs::ensure_default(tx)?;
                 let config = json!({"model": "fake", "tools": [{"type": "agent_toolset_20260401"}]});
@@ -400,7 +413,7 @@ impl Run {
                     metadata,
                     extra,
                 };
-                Ok((org, sessions::insert(tx, org, &new)?))
+                Ok((org, sessions::insert(tx, org, &new)?, sessions::insert(tx, org, &new)?.id))
             })
             .await
             .unwrap();
@@ -418,7 +431,7 @@ impl Run {
             violations: Mutex::default(),
         });
         let server = JoinSet::new();
-        Self { _dir: dir, db, org, session: session.id, world, model, deaths, server }
+        Self { _dir: dir, db, org, session: session.id, other, world, model, deaths, server }
     }
 
     async fn start_server(&mut self) {
@@ -451,14 +464,22 @@ impl Run {
     }
 
     async fn say(&self, text: &str) {
-        let (org, id) = (self.org, self.session);
+        self.say_to(self.session, text).await;
+    }
+
+    async fn say_to(&self, id: SessionId, text: &str) {
+        let org = self.org;
         let content = vec![json!({"type": "text", "text": text})];
         let event = UserEvent { body: Body::UserMessage { content }, dedup: Some(text.into()) };
         self.db.write("say", move |tx| journal::append_user_events(tx, org, id, &[event])).await.unwrap();
     }
 
     async fn records(&self) -> Vec<Record> {
-        let (org, id) = (self.org, self.session);
+        self.records_of(self.session).await
+    }
+
+    async fn records_of(&self, id: SessionId) -> Vec<Record> {
+        let org = self.org;
         self.db.read("records", move |read| journal::since(read, org, id, 0, 100_000)).await.unwrap()
     }
 
@@ -629,4 +650,26 @@ async fn an_interrupt_ends_the_turn_and_kills_what_runs() {
     run.say("go on").await;
     tokio::time::timeout(STUCK_AFTER, run.until_idle()).await.expect("goes on");
     check(&run.records().await, &run.world, &run.model.violations.lock().unwrap(), 5);
+}
+
+#[tokio::test]
+async fn two_sessions_of_one_agent_take_turns_on_its_home() {
+    let mut run = Run::new(9, vec![]).await;
+    run.say_to(run.session, "first").await;
+    run.say_to(run.other, "other").await;
+    run.start_server().await;
+    let idle = async |id| {
+        let mut follower = run.db.follow(run.org, id, 0);
+        while !follower.next().await.unwrap().iter().any(|(_, e)| e["type"] == "session.status_idle") {}
+    };
+    let both = async { tokio::join!(idle(run.session), idle(run.other)) };
+    tokio::time::timeout(STUCK_AFTER, both).await.expect("both come to rest");
+    let violations = run.model.violations.lock().unwrap().clone();
+    let mut waited = 0;
+    for id in [run.session, run.other] {
+        let records = run.records_of(id).await;
+        check(&records, &run.world, &violations, 9);
+        waited += count(&records, "sandbox.waiting");
+    }
+    assert!(waited > 0, "neither waited: they acted on one home at the same time");
 }

@@ -1,10 +1,15 @@
 //! Homes: the current snapshot, the lease, the history of snapshots. The pointer moves only here, in the
 //! transaction that checks the lease's token and the base generation (I5, I6).
+//!
+//! A token fences **runners**: one host has one working copy and one actor for it, so what it offers under
+//! any token since the home came to it descends from what it offered before. Only when the home goes to
+//! another runner, or is imported, do earlier tokens lose their force. That lets a snapshot of the last turn
+//! arrive while the next one has its own token already.
 
 use covey_harness::record::Body;
 use covey_types::{
-    AgentId, FencingToken, Generation, HomeId, OrgId, RootHash, SessionId, Snapshot, SnapshotKind, StepId,
-    Timestamp,
+    AgentId, FencingToken, Generation, HomeId, OrgId, RootHash, RunnerId, SessionId, Snapshot, SnapshotKind,
+    StepId, Timestamp,
 };
 use rusqlite::{OptionalExtension, Row};
 
@@ -27,6 +32,12 @@ pub struct Home {
     pub lease_session: Option<SessionId>,
     /// Whether it is held now.
     pub lease_held: bool,
+    /// The runner that the last token was given to.
+    pub lease_runner: Option<RunnerId>,
+    /// The first token since the home came to that runner.
+    pub lease_floor: FencingToken,
+    /// The generation it came there with.
+    pub floor_generation: Generation,
     /// When it was created.
     pub created_at: Timestamp,
 }
@@ -49,7 +60,8 @@ pub struct SnapshotRow {
 pub struct Publish {
     /// The home lease's token.
     pub token: FencingToken,
-    /// The generation it descends from.
+    /// A generation it descends from: the current one, or an earlier one of the same runner whose answer had
+    /// not arrived.
     pub base: Generation,
     /// The state; all its blocks are durable.
     pub root: RootHash,
@@ -72,7 +84,8 @@ pub enum Claim {
     HeldBy(SessionId),
 }
 
-const COLUMNS: &str = "id, agent, generation, root, lease_token, lease_session, lease_held, created_at";
+const COLUMNS: &str = "id, agent, generation, root, lease_token, lease_session, lease_held, lease_runner,
+     lease_floor, floor_generation, created_at";
 
 fn home_of(row: &Row<'_>) -> Result<Home> {
     Ok(Home {
@@ -83,7 +96,10 @@ fn home_of(row: &Row<'_>) -> Result<Home> {
         lease_token: FencingToken(row.get::<_, i64>(4)? as u64),
         lease_session: row.get::<_, Option<String>>(5)?.map(|s| parsed("lease session", &s)).transpose()?,
         lease_held: row.get(6)?,
-        created_at: Timestamp::from_unix_ms(row.get(7)?),
+        lease_runner: row.get::<_, Option<String>>(7)?.map(|r| parsed("lease runner", &r)).transpose()?,
+        lease_floor: FencingToken(row.get::<_, i64>(8)? as u64),
+        floor_generation: Generation(row.get::<_, i64>(9)? as u64),
+        created_at: Timestamp::from_unix_ms(row.get(10)?),
     })
 }
 
@@ -172,12 +188,13 @@ pub fn snapshots(
     Ok(snapshots)
 }
 
-/// Takes the home's lease for a session; each grant has a new, higher token. A session that holds it already
-/// gets a new token as well: its earlier driver is then fenced out.
+/// Takes the home's lease for a session that acts on it through `runner`; each grant has a new, higher token.
+/// A session that holds it already gets a new token as well. With another runner than before, the earlier one
+/// can publish no more.
 ///
 /// # Errors
 /// [`DbError::NotFound`].
-pub fn claim(tx: &Tx<'_>, org: OrgId, id: HomeId, session: SessionId) -> Result<Claim> {
+pub fn claim(tx: &Tx<'_>, org: OrgId, id: HomeId, session: SessionId, runner: RunnerId) -> Result<Claim> {
     let home = get(tx, org, id)?;
     if home.lease_held
         && let Some(holder) = home.lease_session
@@ -186,11 +203,26 @@ pub fn claim(tx: &Tx<'_>, org: OrgId, id: HomeId, session: SessionId) -> Result<
         return Ok(Claim::HeldBy(holder));
     }
     let token = home.lease_token.next();
+    let (floor, floor_generation) = if home.lease_runner == Some(runner) {
+        (home.lease_floor, home.floor_generation)
+    } else {
+        (token, home.generation)
+    };
     tx.conn
         .prepare_cached(
-            "UPDATE home SET lease_token = ?3, lease_session = ?4, lease_held = 1 WHERE org = ?1 AND id = ?2",
+            "UPDATE home SET lease_token = ?3, lease_session = ?4, lease_held = 1, lease_runner = ?5,
+                    lease_floor = ?6, floor_generation = ?7
+             WHERE org = ?1 AND id = ?2",
         )?
-        .execute((org.to_string(), id.to_string(), token.0 as i64, session.to_string()))?;
+        .execute((
+            org.to_string(),
+            id.to_string(),
+            token.0 as i64,
+            session.to_string(),
+            runner.to_string(),
+            floor.0 as i64,
+            floor_generation.0 as i64,
+        ))?;
     Ok(Claim::Granted(token))
 }
 
@@ -202,6 +234,17 @@ pub fn release(tx: &Tx<'_>, org: OrgId, id: HomeId, session: SessionId) -> Resul
     tx.conn
         .prepare_cached("UPDATE home SET lease_held = 0 WHERE org = ?1 AND id = ?2 AND lease_session = ?3")?
         .execute((org.to_string(), id.to_string(), session.to_string()))?;
+    Ok(())
+}
+
+/// Gives back whatever lease a session holds: its driver died without doing so.
+///
+/// # Errors
+/// When the database refuses.
+pub fn release_of(tx: &Tx<'_>, org: OrgId, session: SessionId) -> Result<()> {
+    tx.conn
+        .prepare_cached("UPDATE home SET lease_held = 0 WHERE org = ?1 AND lease_session = ?2")?
+        .execute((org.to_string(), session.to_string()))?;
     Ok(())
 }
 
@@ -218,17 +261,17 @@ pub fn release_all(tx: &Tx<'_>) -> Result<()> {
 /// last held, the lease; one transaction. The same root again keeps its generation.
 ///
 /// # Errors
-/// [`DbError::Fenced`] for an old token; [`DbError::Conflict`] when `base` is not current;
-/// [`DbError::NotFound`].
+/// [`DbError::Fenced`] for a token from before the home came to its runner; [`DbError::Conflict`] when `base`
+/// is from before that, or was never reached; [`DbError::NotFound`].
 pub fn publish(tx: &Tx<'_>, org: OrgId, id: HomeId, publish: &Publish) -> Result<Generation> {
     let home = get(tx, org, id)?;
-    if home.lease_token != publish.token {
+    if publish.token < home.lease_floor || publish.token > home.lease_token {
         return Err(DbError::Fenced { what: format!("home {id}"), token: publish.token.0 });
     }
     let changed = home.root != Some(publish.root);
     // A publish whose answer was lost comes again with the old base: its root is current, so it is answered
     // like the first time.
-    if changed && home.generation != publish.base {
+    if changed && !(home.floor_generation..=home.generation).contains(&publish.base) {
         return Err(DbError::Conflict(format!(
             "home {id} is at generation {}, the publish descends from {}",
             home.generation, publish.base

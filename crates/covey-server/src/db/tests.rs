@@ -1,7 +1,7 @@
 //! Contract tests of the database: fencing, group commit, migration, paging.
 
 use covey_harness::record::Body;
-use covey_types::{Generation, OrgId, RootHash, SessionId, SnapshotKind};
+use covey_types::{FencingToken, Generation, OrgId, RootHash, RunnerId, SessionId, SnapshotKind};
 use serde_json::json;
 
 use super::homes::{Claim, Publish};
@@ -153,13 +153,8 @@ async fn a_message_is_processed_when_a_request_takes_account_of_it() {
     assert_eq!(open, [(f.org, f.session.id)]);
 }
 
-#[tokio::test]
-async fn publish_checks_token_and_base_and_moves_the_pointer_with_the_journal() {
-    let f = fixture().await;
-    let (org, home, session) = (f.org, f.session.home, f.session.id);
-    let claim = f.db.write("claim", move |tx| homes::claim(tx, org, home, session)).await.unwrap();
-    let Claim::Granted(token) = claim else { panic!("{claim:?}") };
-    let offer = |token, base, of: &[u8]| Publish {
+fn offer(token: FencingToken, base: u64, of: &[u8]) -> Publish {
+    Publish {
         token,
         base: Generation(base),
         root: RootHash::of(of),
@@ -167,25 +162,53 @@ async fn publish_checks_token_and_base_and_moves_the_pointer_with_the_journal() 
         step: None,
         files: 1,
         bytes: 2,
-    };
-    let publish = async |p: Publish| f.db.write("p", move |tx| homes::publish(tx, org, home, &p)).await;
-    assert_eq!(publish(offer(token, 0, b"1")).await.unwrap(), Generation(1));
+    }
+}
+
+impl Fixture {
+    async fn claim_home(&self, session: SessionId, runner: u128) -> Claim {
+        let (org, home) = (self.org, self.session.home);
+        let runner = RunnerId::from_uuid(Uuid::from_u128(runner));
+        self.db.write("claim", move |tx| homes::claim(tx, org, home, session, runner)).await.unwrap()
+    }
+
+    async fn token(&self, runner: u128) -> FencingToken {
+        match self.claim_home(self.session.id, runner).await {
+            Claim::Granted(token) => token,
+            held => panic!("{held:?}"),
+        }
+    }
+
+    async fn publish(&self, publish: Publish) -> Result<Generation> {
+        let (org, home) = (self.org, self.session.home);
+        self.db.write("publish", move |tx| homes::publish(tx, org, home, &publish)).await
+    }
+
+    async fn import(&self, base: u64) -> Result<Generation> {
+        let (org, home) = (self.org, self.session.home);
+        let root = RootHash::of(b"9");
+        self.db.write("import", move |tx| homes::import(tx, org, home, Generation(base), root, 0, 0)).await
+    }
+}
+
+#[tokio::test]
+async fn publish_checks_token_and_base_and_moves_the_pointer_with_the_journal() {
+    let f = fixture().await;
+    let (org, home, session) = (f.org, f.session.home, f.session.id);
+    let token = f.token(1).await;
+    assert_eq!(f.publish(offer(token, 0, b"1")).await.unwrap(), Generation(1));
     // The same again: the answer was lost.
-    assert_eq!(publish(offer(token, 0, b"1")).await.unwrap(), Generation(1));
-    assert!(matches!(publish(offer(token, 0, b"2")).await, Err(DbError::Conflict(_))));
+    assert_eq!(f.publish(offer(token, 0, b"1")).await.unwrap(), Generation(1));
+    assert!(matches!(f.publish(offer(token, 7, b"2")).await, Err(DbError::Conflict(_))));
+    assert!(matches!(f.publish(offer(token.next(), 1, b"2")).await, Err(DbError::Fenced { .. })));
     let other = f.db.write("other", move |tx| new_session(tx, org)).await.unwrap().id;
-    let held = f.db.write("claim", move |tx| homes::claim(tx, org, home, other)).await.unwrap();
-    assert_eq!(held, Claim::HeldBy(session));
-    let import = async |base| {
-        f.db.write("i", move |tx| homes::import(tx, org, home, Generation(base), RootHash::of(b"9"), 0, 0))
-            .await
-    };
-    assert!(matches!(import(1).await, Err(DbError::Conflict(_))), "the lease is held");
+    assert_eq!(f.claim_home(other, 1).await, Claim::HeldBy(session));
+    assert!(matches!(f.import(1).await, Err(DbError::Conflict(_))), "the lease is held");
     f.db.write("release", move |tx| homes::release(tx, org, home, session)).await.unwrap();
-    assert_eq!(publish(offer(token, 1, b"2")).await.unwrap(), Generation(2), "late, but nobody claimed");
-    assert!(matches!(import(1).await, Err(DbError::Conflict(_))), "the base is old");
-    assert_eq!(import(2).await.unwrap(), Generation(3));
-    assert!(matches!(publish(offer(token, 3, b"3")).await, Err(DbError::Fenced { .. })));
+    assert_eq!(f.publish(offer(token, 1, b"2")).await.unwrap(), Generation(2), "late, but nobody claimed");
+    assert!(matches!(f.import(1).await, Err(DbError::Conflict(_))), "the base is old");
+    assert_eq!(f.import(2).await.unwrap(), Generation(3));
+    assert!(matches!(f.publish(offer(token, 3, b"3")).await, Err(DbError::Fenced { .. })));
     let secured: Vec<bool> = f
         .all()
         .await
@@ -195,6 +218,28 @@ async fn publish_checks_token_and_base_and_moves_the_pointer_with_the_journal() 
     assert_eq!(secured, [true, false, true]);
     let rows = f.db.read("s", move |read| homes::snapshots(read, org, home, None, 10)).await.unwrap();
     assert_eq!(rows.iter().map(|s| s.snapshot.generation.0).collect::<Vec<_>>(), [3, 2, 1]);
+}
+
+#[tokio::test]
+async fn a_runner_may_publish_late_for_as_long_as_the_home_has_not_gone_to_another_one() {
+    let f = fixture().await;
+    let first = f.token(1).await;
+    let second = f.token(1).await;
+    assert!(second > first);
+    // The last turn's snapshot, while the next turn has its token already.
+    assert_eq!(f.publish(offer(first, 0, b"1")).await.unwrap(), Generation(1));
+    // Offered before the answer to the one before it had arrived.
+    assert_eq!(f.publish(offer(second, 0, b"2")).await.unwrap(), Generation(2));
+    let elsewhere = f.token(2).await;
+    for late in [offer(first, 2, b"3"), offer(second, 2, b"3")] {
+        assert!(matches!(f.publish(late).await, Err(DbError::Fenced { .. })), "the home has gone elsewhere");
+    }
+    let too_old = f.publish(offer(elsewhere, 1, b"3")).await;
+    assert!(matches!(too_old, Err(DbError::Conflict(_))), "a base from before it came there");
+    assert_eq!(f.publish(offer(elsewhere, 2, b"3")).await.unwrap(), Generation(3));
+    let back = f.token(1).await;
+    assert!(matches!(f.publish(offer(second, 3, b"4")).await, Err(DbError::Fenced { .. })));
+    assert_eq!(f.publish(offer(back, 3, b"4")).await.unwrap(), Generation(4));
 }
 
 #[tokio::test]

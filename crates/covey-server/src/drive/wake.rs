@@ -2,7 +2,7 @@
 //! journal once and waited for.
 
 use covey_harness::record::Body;
-use covey_types::{FencingToken, HomeId, OrgId, SessionId};
+use covey_types::{FencingToken, HomeId, OrgId, RunnerId, SessionId};
 use covey_wire::runner::{RunnerToServer, SandboxLimits, ServerToRunner};
 use tokio::sync::{mpsc, watch};
 
@@ -14,6 +14,7 @@ use crate::link::{Outbox, RouteGuard};
 #[derive(Debug)]
 pub(super) struct Held {
     pub(super) token: FencingToken,
+    runner: RunnerId,
     pub(super) mail: mpsc::Receiver<RunnerToServer>,
     pub(super) outbox: Option<Outbox>,
     route: RouteGuard,
@@ -36,25 +37,32 @@ pub(super) async fn ask(
     home: HomeId,
     held: &mut Option<Held>,
 ) -> db::Result<Woken> {
-    if held.is_none() {
-        let claim = context.db.write("claim home", move |tx| homes::claim(tx, org, home, session)).await?;
-        match claim {
-            homes::Claim::HeldBy(other) => {
-                let reason = format!("session {other} acts on the home; this one waits its turn");
-                return Ok(Woken::Waiting(Body::SandboxWaiting { reason }));
-            }
-            homes::Claim::Granted(token) => {
-                let (route, mail) = context.links.route(home);
-                *held = Some(Held { token, mail, outbox: None, route });
-            }
-        }
-    }
-    let Some(held) = held else { return Ok(Woken::Asked) };
     let waiting = || {
         let reason = "no runner is connected; the call is kept and runs when one is";
         Woken::Waiting(Body::SandboxWaiting { reason: reason.into() })
     };
+    // The runner first: a token belongs to it, and another runner needs a new one, which fences this one out.
     let Some(outbox) = context.links.place(org, home) else { return Ok(waiting()) };
+    let runner = outbox.runner();
+    if held.as_ref().is_none_or(|held| held.runner != runner) {
+        let claimed =
+            context.db.write("claim home", move |tx| homes::claim(tx, org, home, session, runner)).await?;
+        let token = match claimed {
+            homes::Claim::HeldBy(other) => {
+                let reason = format!("session {other} acts on the home; this one waits its turn");
+                return Ok(Woken::Waiting(Body::SandboxWaiting { reason }));
+            }
+            homes::Claim::Granted(token) => token,
+        };
+        match held {
+            Some(held) => (held.token, held.runner) = (token, runner),
+            None => {
+                let (route, mail) = context.links.route(home);
+                *held = Some(Held { token, runner, mail, outbox: None, route });
+            }
+        }
+    }
+    let Some(held) = held else { return Ok(waiting()) };
     let current = context.db.read("read home", move |read| homes::get(read, org, home)).await?;
     let wake = ServerToRunner::WakeHome {
         org,

@@ -363,3 +363,141 @@ pub(crate) async fn publish(
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::DuplexStream;
+
+    use super::*;
+    use crate::db::{Db, orgs};
+
+    struct Fixture {
+        _dir: tempfile::TempDir,
+        links: Links,
+        org: OrgId,
+    }
+
+    async fn fixture() -> Fixture {
+        let dir = tempfile::tempdir().unwrap();
+        let db = Db::open(&dir.path().join("covey.db")).unwrap();
+        let org = db.write("org", orgs::ensure_default).await.unwrap();
+        Fixture { _dir: dir, links: Links::new(db), org }
+    }
+
+    fn hello(versions: (u32, u32), credential: Option<String>) -> RunnerToServer {
+        RunnerToServer::Hello { versions, name: "r".into(), credential, homes: vec![] }
+    }
+
+    async fn say(stream: &mut DuplexStream, message: &RunnerToServer) {
+        stream.write_all(&frame::encode(message).unwrap()).await.unwrap();
+    }
+
+    async fn hear(stream: &mut DuplexStream) -> ServerToRunner {
+        let mut length = [0; 4];
+        stream.read_exact(&mut length).await.unwrap();
+        let mut body = vec![0; u32::from_le_bytes(length) as usize];
+        stream.read_exact(&mut body).await.unwrap();
+        frame::decode(&body).unwrap()
+    }
+
+    async fn refused(f: &Fixture, trust: Trust, first: RunnerToServer) -> LinkError {
+        let (mut ours, theirs) = tokio::io::duplex(4096);
+        let stop = CancellationToken::new();
+        let client = async {
+            say(&mut ours, &first).await;
+            let mut rest = Vec::new();
+            ours.read_to_end(&mut rest).await.unwrap();
+        };
+        tokio::join!(serve(theirs, &f.links, trust, &stop), client).0
+    }
+
+    #[tokio::test]
+    async fn a_runner_that_may_not_connect_is_told_what_to_do() {
+        let f = fixture().await;
+        let inside = Trust::InProcess(f.org);
+        let cases = [
+            (inside, hello((7, 9), None), "upgrade the server"),
+            (inside, hello((0, 0), None), "upgrade the runner"),
+            (Trust::Token, hello((1, 1), None), "a token is needed"),
+            (Trust::Token, hello((1, 1), Some("covey_wrong".into())), "unknown or revoked"),
+            (inside, RunnerToServer::Heartbeat, "must be hello"),
+        ];
+        for (trust, first, said) in cases {
+            let end = refused(&f, trust, first).await.to_string();
+            assert!(end.contains(said), "{end}");
+        }
+        assert!(f.links.inner().connected.is_empty());
+    }
+
+    #[tokio::test]
+    async fn a_newer_link_of_the_same_runner_ends_the_older_one() {
+        let f = fixture().await;
+        let stop = CancellationToken::new();
+        let home = HomeId::from_uuid(uuid::Uuid::from_u128(1));
+        let (mut first, one) = tokio::io::duplex(4096);
+        let (mut second, two) = tokio::io::duplex(4096);
+        let (a, b) = (
+            serve(one, &f.links, Trust::InProcess(f.org), &stop),
+            serve(two, &f.links, Trust::InProcess(f.org), &stop),
+        );
+        let script = async {
+            say(&mut first, &hello((1, 1), None)).await;
+            assert!(matches!(hear(&mut first).await, ServerToRunner::Welcome { .. }));
+            let outbox = loop {
+                if let Some(outbox) = f.links.place(f.org, home) {
+                    break outbox;
+                }
+                tokio::task::yield_now().await;
+            };
+            say(&mut second, &hello((1, 1), None)).await;
+            assert!(matches!(hear(&mut second).await, ServerToRunner::Welcome { .. }));
+            outbox.ended().await;
+            assert_eq!(outbox.send(ServerToRunner::Heartbeat), Err(super::super::LinkEnded));
+            let newer = f.links.place(f.org, home).expect("the newer link stands");
+            newer.send(ServerToRunner::Heartbeat).unwrap();
+            drop(second);
+        };
+        let (a, b, ()) = tokio::join!(a, b, script);
+        assert!(matches!(a, LinkError::Replaced), "{a}");
+        assert!(matches!(b, LinkError::Closed | LinkError::Io(_)), "{b}");
+        assert!(f.links.inner().connected.is_empty());
+    }
+
+    #[tokio::test]
+    async fn a_snapshot_of_a_home_that_does_not_exist_is_answered_with_a_refusal() {
+        let f = fixture().await;
+        let stop = CancellationToken::new();
+        let (mut ours, theirs) = tokio::io::duplex(4096);
+        let home = HomeId::from_uuid(uuid::Uuid::from_u128(1));
+        let root = covey_types::RootHash::of(b"r");
+        let script = async {
+            say(&mut ours, &hello((1, 1), None)).await;
+            assert!(matches!(hear(&mut ours).await, ServerToRunner::Welcome { .. }));
+            let publish = RunnerToServer::Publish {
+                home,
+                token: covey_types::FencingToken(1),
+                base: covey_types::Generation(0),
+                root,
+                kind: covey_types::SnapshotKind::Quiesced,
+                step: None,
+                files: 0,
+                bytes: covey_types::ByteCount(0),
+                stored_bytes_new: covey_types::ByteCount(0),
+                elapsed_ms: 0,
+            };
+            say(&mut ours, &publish).await;
+            let answer = loop {
+                let message = hear(&mut ours).await;
+                if message != ServerToRunner::Heartbeat {
+                    break message;
+                }
+            };
+            assert!(matches!(
+                answer,
+                ServerToRunner::PublishAnswer { outcome: PublishOutcome::Refused { .. }, .. }
+            ));
+            drop(ours);
+        };
+        tokio::join!(serve(theirs, &f.links, Trust::InProcess(f.org), &stop), script);
+    }
+}

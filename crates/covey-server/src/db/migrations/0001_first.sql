@@ -27,6 +27,9 @@ CREATE TABLE home (
     lease_token INTEGER NOT NULL DEFAULT 0,
     lease_session TEXT,                 -- the last holder; its journal gets the publishes
     lease_held INTEGER NOT NULL DEFAULT 0 CHECK (lease_held IN (0, 1)),
+    lease_runner TEXT,                  -- the runner that the last token was given to
+    lease_floor INTEGER NOT NULL DEFAULT 0,       -- the first token since the home came to that runner
+    floor_generation INTEGER NOT NULL DEFAULT 0,  -- the generation it came there with
     created_at INTEGER NOT NULL,
     PRIMARY KEY (org, id),
     CHECK ((root IS NULL) = (generation = 0))
