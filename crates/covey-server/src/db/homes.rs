@@ -378,8 +378,12 @@ pub fn import(
     }
     let token = home.lease_token.next();
     tx.conn
-        .prepare_cached("UPDATE home SET lease_token = ?3, lease_session = NULL WHERE org = ?1 AND id = ?2")?
-        .execute((org.to_string(), id.to_string(), token.0 as i64))?;
+        .prepare_cached(
+            "UPDATE home SET lease_token = ?3, lease_session = NULL, lease_runner = NULL, lease_floor = ?3,
+                    floor_generation = ?4
+             WHERE org = ?1 AND id = ?2",
+        )?
+        .execute((org.to_string(), id.to_string(), token.0 as i64, base.next().0 as i64))?;
     let kind = SnapshotKind::Quiesced;
     let publish = Publish { token, base, root, kind, step: None, files, bytes };
     insert_snapshot(tx, org, id, base.next(), &publish, None)?;
