@@ -17,8 +17,9 @@ mod sessions;
 mod stream;
 
 use std::collections::HashMap;
+use std::future::IntoFuture as _;
 use std::sync::{Arc, Mutex};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use axum::Router;
 use axum::extract::Request;
@@ -37,6 +38,10 @@ use crate::db::Db;
 
 /// Event streams that may be open at the same time; more are refused with 429.
 pub const STREAMS_MAX: usize = 1024;
+
+/// How long a stopping server waits for open requests. A client that reads nothing must not keep it alive; whoever
+/// is cut off finds everything in the journal.
+pub const DRAIN_TIME_MAX: Duration = Duration::from_secs(5);
 
 /// What the handlers share. Clones are the same API.
 #[derive(Debug, Clone)]
@@ -108,14 +113,25 @@ impl Api {
     }
 }
 
-/// Serves `router` on `listener` until `stop` is cancelled; then ends the streams of `api` and waits for open
-/// requests.
+/// Serves `router` on `listener` until the API's `stop` is cancelled; then ends its streams and waits for open
+/// requests, but not longer than [`DRAIN_TIME_MAX`].
 ///
 /// # Errors
 /// When the listener fails.
 pub async fn serve(listener: TcpListener, router: Router, api: &Api) -> std::io::Result<()> {
-    let stopped = api.inner.stop.clone().cancelled_owned();
-    let served = axum::serve(listener, router).with_graceful_shutdown(stopped).await;
+    let stop = &api.inner.stop;
+    let serving = axum::serve(listener, router).with_graceful_shutdown(stop.clone().cancelled_owned());
+    let too_long = async {
+        stop.cancelled().await;
+        tokio::time::sleep(DRAIN_TIME_MAX).await;
+    };
+    let served = tokio::select! {
+        served = serving.into_future() => served,
+        () = too_long => {
+            tracing::info!("stopped with open connections: a client did not read or send for {DRAIN_TIME_MAX:?}");
+            Ok(())
+        }
+    };
     api.finished().await;
     served
 }

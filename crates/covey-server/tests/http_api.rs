@@ -620,6 +620,32 @@ async fn shutdown_and_deletion_end_streams_cleanly() {
 }
 
 #[tokio::test]
+async fn a_reader_that_does_not_read_holds_up_neither_others_nor_the_shutdown() {
+    let server = Server::start().await;
+    let session = server.session().await;
+    let mut deaf = tokio::net::TcpStream::connect(server.url.strip_prefix("http://").unwrap()).await.unwrap();
+    let request = format!(
+        "GET /v1/sessions/{session}/events/stream HTTP/1.1\r\nhost: x\r\nx-api-key: {}\r\n\r\n",
+        server.token
+    );
+    tokio::io::AsyncWriteExt::write_all(&mut deaf, request.as_bytes()).await.unwrap();
+    let mut attentive = server.stream(session, None).await;
+    // Far more than the sockets' buffers take.
+    let text = "x".repeat(1024 * 1024);
+    for _ in 0..16 {
+        let content = vec![json!({"type": "text", "text": text})];
+        server.append(session, vec![Body::AgentMessage { content }]).await;
+    }
+    for _ in 0..16 {
+        assert_eq!(attentive.next().await.unwrap().event.as_deref(), Some("agent.message"));
+    }
+    server.stop.cancel();
+    assert_eq!(attentive.next().await, None);
+    tokio::time::timeout(PATIENCE, server.served).await.unwrap().unwrap().unwrap();
+    drop(deaf);
+}
+
+#[tokio::test]
 async fn homes_are_imported_on_their_base_generation_only() {
     let server = Server::start().await;
     server.session().await;

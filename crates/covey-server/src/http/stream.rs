@@ -37,10 +37,12 @@ pub(super) fn events(
         let mut piece = Bytes::from_static(b": open\n\n");
         let mut last = false;
         loop {
-            match tokio::time::timeout(STREAM_STALL_MAX, pieces.send(piece)).await {
-                Ok(Ok(())) if !last => {}
-                Ok(_) => return,
-                Err(_) => {
+            tokio::select! {
+                () = stop.cancelled() => return,
+                sent = pieces.send(piece) => if last || sent.is_err() {
+                    return;
+                },
+                () = tokio::time::sleep(STREAM_STALL_MAX) => {
                     tracing::info!("dropped a stream reader that took nothing for {STREAM_STALL_MAX:?}");
                     return;
                 }
