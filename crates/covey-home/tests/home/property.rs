@@ -186,10 +186,11 @@ fn set_meta(dir: BorrowedFd<'_>, name: &std::ffi::CStr, inode: &Inode) {
             }
         }
     }
+    // Before the mode: without search permission `.` cannot be named.
+    rustix::fs::utimensat(dir, name, &times, AtFlags::SYMLINK_NOFOLLOW).unwrap();
     if !matches!(inode.body, Body::Symlink(_)) {
         rustix::fs::chmodat(dir, name, Mode::from_raw_mode(inode.mode), AtFlags::empty()).unwrap();
     }
-    rustix::fs::utimensat(dir, name, &times, AtFlags::SYMLINK_NOFOLLOW).unwrap();
 }
 
 proptest! {
