@@ -140,13 +140,16 @@ pub(crate) fn chmod_path_fd(fd: BorrowedFd<'_>, mode: u16) -> io::Result<()> {
     Ok(fs::chmodat(fs::CWD, fd_path(fd).as_c_str(), Mode::from_raw_mode(mode.into()), AtFlags::empty())?)
 }
 
-/// Opens an inode of ours once more through its descriptor, with the mode lifted by `add` for that moment.
-pub(crate) fn reopen_lifted(path_fd: &OwnedFd, stat: &Stat, add: u16, flags: OFlags) -> io::Result<OwnedFd> {
-    chmod_path_fd(path_fd.as_fd(), stat.mode | add)?;
-    let opened =
-        fs::openat(fs::CWD, fd_path(path_fd.as_fd()).as_c_str(), flags | OFlags::CLOEXEC, Mode::empty());
+/// Opens a file of ours whose mode forbids it, with the mode lifted for that moment. The attributes come along,
+/// because reading them asks the mode again, whatever the descriptor may do.
+pub(crate) fn open_lifted(path_fd: &OwnedFd, stat: &Stat) -> io::Result<(OwnedFd, Xattrs)> {
+    let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    chmod_path_fd(path_fd.as_fd(), stat.mode | 0o400)?;
+    let opened = fs::openat(fs::CWD, fd_path(path_fd.as_fd()).as_c_str(), flags, Mode::empty())
+        .map_err(io::Error::from)
+        .and_then(|fd| xattrs_of(&fd).map(|xattrs| (fd, xattrs)));
     chmod_path_fd(path_fd.as_fd(), stat.mode)?;
-    Ok(opened?)
+    opened
 }
 
 pub(crate) fn set_mtime(fd: impl AsFd, mtime: Time) -> io::Result<()> {

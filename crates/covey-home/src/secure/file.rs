@@ -11,7 +11,7 @@ use rustix::fs::{FileType, SeekFrom};
 use super::SecureError;
 use super::job::{Job, LinkedEntry, show};
 use crate::manifest::{
-    Content, ContentMap, Entry, EntryBody, Extent, Meta, Time, for_each_window, window_bytes,
+    Content, ContentMap, Entry, EntryBody, Extent, Meta, Time, Xattrs, for_each_window, window_bytes,
 };
 use crate::stat_cache;
 use crate::sys::{self, Stat};
@@ -25,11 +25,11 @@ const READS_MAX: usize = 3;
 /// `read_start` was taken before the file was opened.
 pub(super) fn read(
     job: &Job<'_>,
-    fd: OwnedFd,
-    first_stat: Stat,
+    opened: OpenFile,
     read_start: Time,
     path: &dyn Fn() -> Vec<u8>,
 ) -> Result<LinkedEntry, SecureError> {
+    let OpenFile { fd, stat: first_stat, xattrs: known_xattrs } = opened;
     let file = File::from(fd);
     let unreadable = |source: io::Error| SecureError::Unreadable { path: show(&path()), source };
     let mut stat = first_stat;
@@ -39,7 +39,10 @@ pub(super) fn read(
             ReadError::Io(error) => unreadable(error),
             ReadError::Secure(error) => error,
         })?;
-        let xattrs = sys::xattrs_of(&file).map_err(unreadable)?;
+        let xattrs = match &known_xattrs {
+            Some(xattrs) => xattrs.clone(),
+            None => sys::xattrs_of(&file).map_err(unreadable)?,
+        };
         let after = sys::stat_fd(&file).map_err(unreadable)?;
         reads += 1;
         let same = content.is_some()
@@ -164,9 +167,17 @@ fn data_ranges(fd: BorrowedFd<'_>, size: u64) -> io::Result<Vec<Extent>> {
     Ok(extents)
 }
 
+/// A regular file that can be read.
+pub(super) struct OpenFile {
+    fd: OwnedFd,
+    pub(super) stat: Stat,
+    /// Read already, where the mode forbids it later.
+    xattrs: Option<Xattrs>,
+}
+
 /// An open file, or what stands in the way.
 pub(super) enum Opened {
-    File(OwnedFd, Stat),
+    File(OpenFile),
     /// Ours, but its mode forbids us to read it.
     Forbidden(io::Error),
     /// Gone, or no longer a regular file.
@@ -187,19 +198,22 @@ pub(super) fn open(dir: BorrowedFd<'_>, name: &CStr) -> io::Result<Opened> {
         }
     };
     let stat = sys::stat_fd(&fd)?;
-    if stat.file_type == FileType::RegularFile { Ok(Opened::File(fd, stat)) } else { Ok(Opened::Changed) }
+    if stat.file_type == FileType::RegularFile {
+        Ok(Opened::File(OpenFile { fd, stat, xattrs: None }))
+    } else {
+        Ok(Opened::Changed)
+    }
 }
 
 /// Opens a file of ours whose mode forbids it: the mode is lifted for the moment of opening and put back. That
 /// moves its ctime, so the returned one is the new.
-pub(super) fn open_lifted(dir: BorrowedFd<'_>, name: &CStr) -> io::Result<Option<(OwnedFd, Stat)>> {
+pub(super) fn open_lifted(dir: BorrowedFd<'_>, name: &CStr) -> io::Result<Option<OpenFile>> {
     let path_fd = sys::open_path_at(dir, name)?;
     let before = sys::stat_fd(&path_fd)?;
     if before.file_type != FileType::RegularFile || before.uid != rustix::process::geteuid().as_raw() {
         return Ok(None);
     }
-    let flags = rustix::fs::OFlags::RDONLY | rustix::fs::OFlags::NONBLOCK;
-    let fd = sys::reopen_lifted(&path_fd, &before, 0o400, flags)?;
+    let (fd, xattrs) = sys::open_lifted(&path_fd, &before)?;
     let stat = sys::stat_fd(&fd)?;
-    Ok(Some((fd, stat)))
+    Ok(Some(OpenFile { fd, stat, xattrs: Some(xattrs) }))
 }

@@ -15,7 +15,7 @@ use covey_types::BlockHash;
 use rustix::fs::FileType;
 
 use super::SecureError;
-use super::file::{self, Opened};
+use super::file::{self, OpenFile, Opened};
 use super::job::{Job, LinkedEntry, Record, show};
 use crate::anchor::{self, Anchor};
 use crate::manifest::{DEPTH_MAX, Entry, EntryBody, ListingBuilder, Meta, Time};
@@ -385,7 +385,7 @@ fn read_batch(job: &Job<'_>, node: &Arc<Node>, slots: &[usize]) -> Result<(), Se
     for (slot, name) in slots.iter().zip(&names) {
         job.check_cancel()?;
         match file::open(dir.as_fd(), name) {
-            Ok(Opened::File(fd, stat)) => read_one(job, node, *slot, name, (fd, stat), start)?,
+            Ok(Opened::File(opened)) => read_one(job, node, *slot, name, opened, start)?,
             Ok(Opened::Forbidden(error)) => forbidden.push((*slot, name, error)),
             Ok(Opened::Changed) => changed_kind(job, node, dir.as_fd(), *slot, name)?,
             Err(error) => keep_previous(job, node, *slot, name, error)?,
@@ -404,7 +404,7 @@ fn read_batch(job: &Job<'_>, node: &Arc<Node>, slots: &[usize]) -> Result<(), Se
     }
     // Lifting has moved every ctime to this moment. Without waiting for the next tick these files would be
     // dirty, and read, each time.
-    if let Some(latest) = lifted.iter().map(|(_, _, (_, stat))| stat.ctime).max() {
+    if let Some(latest) = lifted.iter().map(|(_, _, opened)| opened.stat.ctime).max() {
         stat_cache::settle(latest);
     }
     let start = stat_cache::now();
@@ -419,11 +419,12 @@ fn read_one(
     node: &Arc<Node>,
     slot: usize,
     name: &CStr,
-    (fd, stat): (OwnedFd, Stat),
+    opened: OpenFile,
     start: Time,
 ) -> Result<(), SecureError> {
     let path = || node.anchor.path_of(name.to_bytes());
-    let read = |fd| match file::read(job, fd, stat, start, &path) {
+    let stat = opened.stat;
+    let read = |opened| match file::read(job, opened, start, &path) {
         Err(SecureError::Unreadable { source, .. }) => {
             keep_previous(job, node, slot, name, source)?;
             Ok(None)
@@ -435,7 +436,7 @@ fn read_one(
         let inode = job.linked_inode(stat.device, stat.inode);
         let mut shared = lock(&inode.entry);
         if shared.is_none() {
-            *shared = read(fd)?;
+            *shared = read(opened)?;
         }
         let known = shared.clone();
         drop(shared);
@@ -444,7 +445,7 @@ fn read_one(
         }
         known
     } else {
-        read(fd)?
+        read(opened)?
     };
     if let Some(known) = known {
         job.count_file(known.size);
