@@ -177,6 +177,7 @@ async fn settle(client: &Client, session: &str, home: &str) -> anyhow::Result<Op
     loop {
         let current = client.get(&path).await?;
         if current["session_id"].is_null() {
+            check_secured(client, session).await?;
             return root_of(&current);
         }
         if started.elapsed() > SETTLE_LIMIT {
@@ -187,6 +188,22 @@ async fn settle(client: &Client, session: &str, home: &str) -> anyhow::Result<Op
             return Err(Refusal::new(Fault::Retry, text).into());
         }
         tokio::time::sleep(SETTLE_PAUSE).await;
+    }
+}
+
+/// The newest published state is the agent's last one only if its last secure succeeded.
+async fn check_secured(client: &Client, session: &str) -> anyhow::Result<()> {
+    let events = client.list(&format!("{}/events", id_path("sessions", session)?), None).await?;
+    let is_secure =
+        |event: &&Value| matches!(event["type"].as_str(), Some("home.secured" | "home.secure_failed"));
+    match events.iter().rfind(is_secure) {
+        Some(event) if event["type"] == "home.secure_failed" => {
+            let why = one_line(&output::field(event, "/detail"));
+            let text =
+                format!("the agent's last files could not be secured ({why}); nothing was written back");
+            Err(Refusal::new(Fault::Retry, text).into())
+        }
+        _ => Ok(()),
     }
 }
 

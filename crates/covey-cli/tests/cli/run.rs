@@ -96,6 +96,19 @@ fn the_result_can_be_left_in_the_home() {
 }
 
 #[test]
+fn files_that_could_not_be_secured_are_not_replaced_by_older_ones() {
+    let (server, place) = with_result(|result| fs::write(result.join("program"), "half done\n").unwrap());
+    let mut state = server.state();
+    let failed = json!({ "type": "home.secure_failed", "fault": "retry", "detail": "the disk is full" });
+    state.replies[0].push(failed);
+    drop(state);
+    let ended = place.run(&["run", "mend it", "--home", "project"]);
+    assert_eq!(ended.code, 6, "{ended:?}");
+    assert!(ended.stderr.contains("the disk is full"), "{ended:?}");
+    assert_eq!(fs::read_to_string(place.path().join("project/program")).unwrap(), "broken\n");
+}
+
+#[test]
 fn ctrl_c_interrupts_the_agent_and_a_second_one_leaves_it() {
     let (server, place) = with_result(|result| fs::write(result.join("program"), "x").unwrap());
     server.state().replies.clear();
