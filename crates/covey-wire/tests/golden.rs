@@ -56,6 +56,7 @@ fn call() -> ToolCall {
     ToolCall { step: step(), name: "bash".to_owned(), input: r#"{"command":"true"}"#.to_owned() }
 }
 
+#[cfg(test)]
 #[track_caller]
 fn check<T: Serialize + DeserializeOwned + PartialEq + Debug>(name: &str, message: &T) {
     let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(format!("{name}.v1.bin"));

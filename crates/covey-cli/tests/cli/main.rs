@@ -3,17 +3,29 @@
 //! Hermetic: every command runs with an empty environment, in an empty directory, against a fake server in
 //! this process that keeps state and speaks HTTP on a loopback port.
 
+#[cfg(test)]
 mod agent;
+#[cfg(test)]
 mod completions;
+#[cfg(test)]
 mod covey;
+#[cfg(test)]
 mod demo;
+#[cfg(test)]
 mod doctor;
+#[cfg(test)]
 mod fake_server;
+#[cfg(test)]
 mod home;
+#[cfg(test)]
 mod run;
+#[cfg(test)]
 mod runner;
+#[cfg(test)]
 mod session;
+#[cfg(test)]
 mod up;
+#[cfg(test)]
 mod version;
 
 /// A command without a test file is a command that nobody has run.
