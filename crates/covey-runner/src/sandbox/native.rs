@@ -6,17 +6,17 @@
 //! What does not belong here: what happens inside (see `covey-sandboxd`).
 
 use std::fs;
-use std::io;
+use std::io::{self, Read};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::{Arc, OnceLock};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use covey_types::{FencingToken, HomeId, SandboxId};
-use covey_wire::frame;
+use covey_wire::frame::{self, FrameError};
 use covey_wire::generation::{TOOL_LINK, TOOL_LINK_MIN};
 use covey_wire::setup::{SetupReport, SetupSpec};
 use covey_wire::tool::{RunnerToSandbox, SandboxToRunner};
@@ -195,10 +195,25 @@ fn converse(
     match link.receive().map_err(failed("hear from the sandbox"))? {
         SetupReport::Ready { landlock_abi } => {
             record.landlock_abi = landlock_abi;
-            record.update(dir).map_err(failed("record the sandbox"))
+            Ok(())
         }
         SetupReport::Failed { place, what, errno } => Err(remedy::explain(place, what, errno)),
         SetupReport::Cloned { .. } => Err(StartError::Failed("stage 1 reports out of order".into())),
+    }
+}
+
+/// Reads against one deadline for everything: a hostile daemon that sends a byte now and then gains nothing.
+struct Timed<'a> {
+    stream: &'a UnixStream,
+    until: Instant,
+}
+
+impl Read for Timed<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let left = self.until.checked_duration_since(Instant::now()).filter(|left| !left.is_zero());
+        self.stream.set_read_timeout(Some(left.ok_or(io::ErrorKind::TimedOut)?))?;
+        let mut stream = self.stream;
+        stream.read(buffer)
     }
 }
 
@@ -262,16 +277,23 @@ impl NativeSandbox {
     fn dial(&self) -> io::Result<UnixStream> {
         let (_anchor, path) = socket_path(&self.dir)?;
         let stream = UnixStream::connect(path)?;
-        stream.set_read_timeout(Some(ANSWER_DEADLINE))?;
         stream.set_write_timeout(Some(ANSWER_DEADLINE))?;
         Ok(stream)
+    }
+
+    /// Sends one message and reads one.
+    fn exchange(
+        stream: &mut UnixStream,
+        question: &RunnerToSandbox,
+    ) -> Result<Option<SandboxToRunner>, FrameError> {
+        frame::write(stream, question)?;
+        frame::read(&mut Timed { stream, until: Instant::now() + ANSWER_DEADLINE })
     }
 
     /// Asks one thing on a connection of its own, which leaves the live one alone.
     fn ask(&self, question: &RunnerToSandbox) -> io::Result<SandboxToRunner> {
         let mut stream = self.dial()?;
-        frame::write(&mut stream, question).map_err(io::Error::other)?;
-        let answer = frame::read(&mut stream).map_err(io::Error::other)?;
+        let answer = Self::exchange(&mut stream, question).map_err(io::Error::other)?;
         answer.ok_or_else(|| io::Error::new(io::ErrorKind::UnexpectedEof, "the daemon closed the connection"))
     }
 
@@ -308,8 +330,7 @@ impl Sandbox for NativeSandbox {
             |error: String| if self.is_alive() { AdoptError::Unresponsive(error) } else { AdoptError::Gone };
         let mut stream = self.dial().map_err(|e| unresponsive(e.to_string()))?;
         let hello = RunnerToSandbox::Hello { versions: (TOOL_LINK_MIN, TOOL_LINK), token };
-        frame::write(&mut stream, &hello).map_err(|e| unresponsive(e.to_string()))?;
-        match frame::read(&mut stream).map_err(|e| unresponsive(e.to_string()))? {
+        match Self::exchange(&mut stream, &hello).map_err(|e| unresponsive(e.to_string()))? {
             Some(SandboxToRunner::Hello { version, sandbox }) if sandbox == self.record.sandbox => {
                 if !(TOOL_LINK_MIN..=TOOL_LINK).contains(&version) {
                     return Err(AdoptError::Unresponsive(format!("it speaks version {version}")));

@@ -62,8 +62,8 @@ pub(super) struct Record {
     /// Unknown until the process exists; until then it ends by itself when the runner does.
     pub(super) process: Option<ProcessName>,
     pub(super) cgroups: Cgroups,
-    /// The Landlock ABI that holds inside; 0 where the kernel has none.
-    #[serde(default)]
+    /// The Landlock ABI that holds inside; 0 where the kernel has none. Known to the runner that started it only.
+    #[serde(skip)]
     pub(super) landlock_abi: i32,
 }
 

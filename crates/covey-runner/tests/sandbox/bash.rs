@@ -186,3 +186,14 @@ fn wrong_input_is_answered_and_not_run() {
     assert!(live.call("bsh", &json!({})).is_error);
     assert_eq!(live.output("echo ok"), "ok\n");
 }
+
+#[test]
+fn a_program_may_make_a_terminal_of_its_own() {
+    let room = Room::new();
+    let live = room.start();
+    if live.bash("python3 --version").exit_code == Some(0) {
+        let command =
+            "python3 -c 'import os, pty; m, s = pty.openpty(); print(os.ttyname(s)); print(os.isatty(s))'";
+        assert_eq!(live.output(command), "/dev/pts/0\nTrue\n");
+    }
+}

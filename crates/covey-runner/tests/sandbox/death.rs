@@ -1,12 +1,15 @@
 //! Freezing, dying, adopting, destroying.
 
 use std::fs;
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
 
 use covey_runner::sandbox::native::NativeBackend;
 use covey_runner::sandbox::{AdoptError, SandboxBackend};
-use covey_types::FencingToken;
+use covey_types::{ByteCount, FencingToken, StepId};
 use covey_wire::tool::{RunnerToSandbox, SandboxToRunner, StepReport};
 use serde_json::json;
 
@@ -167,5 +170,126 @@ fn a_fork_bomb_ends_and_the_sandbox_stays_usable() {
     let result = live.call("bash", &json!({"command": "b() { b | b & }; b; sleep 1000", "timeout_ms": 1500}));
     assert!(result.is_error);
     live.call("bash", &json!({"restart": true}));
+    assert_eq!(live.output("echo alive"), "alive\n");
+}
+
+/// In this variable a test hands a directory to a second process of the same program, which then plays a runner.
+const PLAY_RUNNER: &str = "COVEY_TEST_PLAY_RUNNER";
+
+/// Not a test of its own: the process that the tests below kill.
+#[test]
+fn plays_a_runner_when_asked() {
+    let Some(root) = std::env::var_os(PLAY_RUNNER) else { return };
+    let room = Room::at(PathBuf::from(root));
+    let live = room.start();
+    let kept = live.begin("bash", &json!({"command": "echo kept"}));
+    live.finish(kept);
+    let running = live.begin("bash", &json!({"command": "until [ -e go ]; do sleep 0.01; done; echo ran"}));
+    println!("RUNNING {kept} {running}");
+    loop {
+        std::thread::park();
+    }
+}
+
+fn play_runner(root: &Path) -> Child {
+    Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "death::plays_a_runner_when_asked", "--nocapture"])
+        .env(PLAY_RUNNER, root)
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap()
+}
+
+#[test]
+fn a_killed_runner_leaves_a_sandbox_whose_calls_and_results_the_next_one_takes_over() {
+    let room = Room::new();
+    let mut runner = play_runner(room.root.path());
+    let mut lines = BufReader::new(runner.stdout.take().unwrap()).lines();
+    let line =
+        lines.find_map(|line| line.unwrap().split_once("RUNNING ").map(|(_, rest)| rest.to_owned())).unwrap();
+    let (kept, running) = line.split_once(' ').unwrap();
+    let (kept, running): (StepId, StepId) = (kept.parse().unwrap(), running.parse().unwrap());
+    runner.kill().unwrap();
+    runner.wait().unwrap();
+    let [(_, found)] = &NativeBackend::new().recorded(&room.run_dir()).unwrap()[..] else {
+        panic!("one record")
+    };
+    let adopted = Live::connect(Arc::clone(found), 2);
+    match adopted.receive() {
+        SandboxToRunner::Done { step, result } => {
+            assert_eq!((step, text(&result).as_str()), (kept, "kept\n"))
+        }
+        other => panic!("{other:?}"),
+    }
+    assert_eq!(adopted.query(running), StepReport::Running);
+    fs::write(room.home_dir().join("go"), "").unwrap();
+    assert_eq!(text(&adopted.finish(running)), "ran\n");
+}
+
+#[test]
+fn a_runner_killed_at_any_point_leaves_nothing_that_is_not_found_and_destroyed() {
+    for n in 0..40_u64 {
+        let room = Room::new();
+        let mut runner = play_runner(room.root.path());
+        // Spread over the whole start, which takes a few milliseconds after the program's own.
+        std::thread::sleep(Duration::from_micros(n * 700));
+        runner.kill().unwrap();
+        runner.wait().unwrap();
+        let mut cgroups = Vec::new();
+        for (_, found) in NativeBackend::new().recorded(&room.run_dir()).unwrap() {
+            cgroups.push(found.id().to_string());
+            found.destroy().unwrap();
+            assert!(!found.is_alive());
+        }
+        if let Ok(mut left) = fs::read_dir(room.run_dir()) {
+            assert!(left.next().is_none(), "round {n}");
+        }
+        for id in cgroups {
+            assert_eq!(cgroups_named(Path::new("/sys/fs/cgroup"), &id), Vec::<PathBuf>::new(), "round {n}");
+        }
+        wait_until_nobody_uses(room.root.path());
+    }
+}
+
+fn cgroups_named(dir: &Path, name: &str) -> Vec<PathBuf> {
+    let Ok(entries) = fs::read_dir(dir) else { return Vec::new() };
+    let dirs = entries.flatten().filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
+    dirs.flat_map(|entry| {
+        let below = cgroups_named(&entry.path(), name);
+        if entry.file_name() == name { vec![entry.path()] } else { below }
+    })
+    .collect()
+}
+
+/// A process of a sandbox has the home in its mounts. One that was never let go ends by itself, so this may take a
+/// moment; a process that stays makes the test run into its time limit here.
+fn wait_until_nobody_uses(root: &Path) {
+    let needle = root.join("home").display().to_string();
+    let is_used = || {
+        let processes = fs::read_dir("/proc").unwrap().flatten();
+        processes.map(|entry| entry.path().join("mountinfo")).any(|path| {
+            // Processes of others, and those that end while we look, cannot be read.
+            fs::read_to_string(path).is_ok_and(|text| text.contains(&needle))
+        })
+    };
+    for _ in 0..500 {
+        if !is_used() {
+            return;
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    panic!("a process still uses {needle}");
+}
+
+#[test]
+fn memory_beyond_the_limit_ends_the_command_and_not_the_sandbox() {
+    let room = Room::new();
+    let mut spec = room.spec();
+    spec.limits.memory = ByteCount(256 << 20);
+    let live = room.start_with(&spec);
+    // The shell doubles a string until it may not.
+    let result = live.bash("bash -c 'x=x; while :; do x=$x$x; done'");
+    assert!(result.is_error && result.exit_code != Some(0), "{result:?}");
     assert_eq!(live.output("echo alive"), "alive\n");
 }

@@ -1,7 +1,7 @@
 //! One sandbox with its directories, and a client that speaks the tool link.
 
 use std::os::unix::net::UnixStream;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -23,22 +23,43 @@ pub(crate) fn fresh_step() -> StepId {
     StepId::from_uuid(uuid::Uuid::now_v7())
 }
 
+/// A directory that goes with the test, or one that belongs to another process.
+#[derive(Debug)]
+pub(crate) enum Root {
+    Own(tempfile::TempDir),
+    Foreign(PathBuf),
+}
+
+impl Root {
+    pub(crate) fn path(&self) -> &Path {
+        match self {
+            Self::Own(dir) => dir.path(),
+            Self::Foreign(path) => path,
+        }
+    }
+}
+
 /// A directory tree for sandboxes of one home.
 #[derive(Debug)]
 pub(crate) struct Room {
-    pub(crate) root: tempfile::TempDir,
+    pub(crate) root: Root,
     pub(crate) home: HomeId,
 }
 
 impl Room {
     pub(crate) fn new() -> Self {
-        let root = tempfile::tempdir().unwrap();
+        let root = Root::Own(tempfile::tempdir().unwrap());
         let room = Self { root, home: HomeId::from_uuid(uuid::Uuid::now_v7()) };
         std::fs::create_dir(room.home_dir()).unwrap();
         if rustix::process::geteuid().is_root() {
             std::os::unix::fs::chown(room.home_dir(), Some(HOST_ID), Some(HOST_ID)).unwrap();
         }
         room
+    }
+
+    /// The room that another process made.
+    pub(crate) fn at(root: PathBuf) -> Self {
+        Self { root: Root::Foreign(root), home: HomeId::from_uuid(uuid::Uuid::now_v7()) }
     }
 
     pub(crate) fn home_dir(&self) -> PathBuf {
