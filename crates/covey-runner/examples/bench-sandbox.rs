@@ -6,7 +6,7 @@
 
 use std::error::Error;
 use std::fs;
-use std::io::{Read, Write};
+use std::io::{BufReader, Read, Write};
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
@@ -25,6 +25,7 @@ use covey_wire::tool::{RunnerToSandbox, SandboxToRunner, ToolCall, ToolResult};
 use rustix::thread::UnshareFlags;
 use serde_json::{Map, Value, json};
 
+type Link = BufReader<UnixStream>;
 type Outcome<T> = Result<T, Box<dyn Error>>;
 
 /// Repetitions; the slow ones dominate the run time, a few seconds in all.
@@ -91,14 +92,15 @@ fn measure(root: &Path) -> Outcome<Map<String, Value>> {
     let mut freezes = Vec::new();
     let mut thaws = Vec::new();
     for _ in 0..SLOW_RUNS {
-        freezes.push((timed(|| Ok(sandbox.freeze()?))?, timed(|| frozen.freeze())?));
-        let ours = timed(|| {
-            sandbox.thaw()?;
-            bash(&mut link, "sh -c 'echo hi'")
-        })?;
+        let freeze = timed(|| Ok(sandbox.freeze()?))?;
         let floor = timed(|| {
             frozen.thaw()?;
             bare_shell()
+        })?;
+        freezes.push((freeze, timed(|| frozen.freeze())?));
+        let ours = timed(|| {
+            sandbox.thaw()?;
+            bash(&mut link, "sh -c 'echo hi'")
         })?;
         thaws.push((ours, floor));
     }
@@ -155,7 +157,7 @@ fn repeat<T>(runs: usize, mut work: impl FnMut() -> Outcome<T>) -> Outcome<Vec<T
 }
 
 /// Up to the first output of the first command.
-fn create(backend: &NativeBackend, root: &Path) -> Outcome<(UnixStream, Arc<dyn Sandbox>)> {
+fn create(backend: &NativeBackend, root: &Path) -> Outcome<(Link, Arc<dyn Sandbox>)> {
     let sandbox = backend.start(&SandboxSpec {
         sandbox: SandboxId::from_uuid(uuid::Uuid::now_v7()),
         home: HomeId::from_uuid(uuid::Uuid::now_v7()),
@@ -167,23 +169,23 @@ fn create(backend: &NativeBackend, root: &Path) -> Outcome<(UnixStream, Arc<dyn 
         limits: SandboxLimits::default(),
         orphan_term: Duration::from_secs(60),
     })?;
-    let mut link = sandbox.connect(FencingToken(1))?;
+    let mut link = BufReader::new(sandbox.connect(FencingToken(1))?);
     bash(&mut link, "echo hi")?;
     Ok((link, sandbox))
 }
 
-fn bash(link: &mut UnixStream, command: &str) -> Outcome<ToolResult> {
+fn bash(link: &mut Link, command: &str) -> Outcome<ToolResult> {
     call(link, "bash", &json!({ "command": command }))
 }
 
-fn call(link: &mut UnixStream, name: &str, input: &Value) -> Outcome<ToolResult> {
+fn call(link: &mut Link, name: &str, input: &Value) -> Outcome<ToolResult> {
     let step = StepId::from_uuid(uuid::Uuid::now_v7());
     let call = ToolCall { step, name: name.into(), input: input.to_string() };
-    frame::write(link, &RunnerToSandbox::Call(call))?;
+    frame::write(link.get_mut(), &RunnerToSandbox::Call(call))?;
     loop {
         match frame::read(link)?.ok_or("the daemon closed the link")? {
             SandboxToRunner::Done { step: of, result } if of == step => {
-                frame::write(link, &RunnerToSandbox::Acknowledge { step })?;
+                frame::write(link.get_mut(), &RunnerToSandbox::Acknowledge { step })?;
                 if result.is_error {
                     return Err(format!("{name} failed: {result:?}").into());
                 }
@@ -254,24 +256,33 @@ fn bare_reader(path: &Path) -> Outcome<BareReader> {
     Ok(BareReader { socket, buffer: vec![0; 4096] })
 }
 
-/// One sleeping process in a bare cgroup, or stopped by signal where there is none.
+/// The same ten processes in a bare cgroup, or stopped by signals where there is none.
 struct Frozen {
     cgroup: Option<PathBuf>,
-    child: std::process::Child,
+    children: Vec<std::process::Child>,
 }
 
 impl Frozen {
     fn start() -> Outcome<Self> {
-        let child = Command::new("/bin/sleep").arg("1000").spawn()?;
+        let mut children = vec![Command::new("/bin/sh").args(["-c", "while :; do :; done"]).spawn()?];
+        for _ in 0..9 {
+            children.push(Command::new("/bin/sleep").arg("1000").spawn()?);
+        }
         let mounts = fs::read_to_string("/proc/self/mounts")?;
         let mount = mounts.lines().find(|line| line.split(' ').nth(2) == Some("cgroup2"));
         let cgroup = mount
             .and_then(|line| line.split(' ').nth(1))
             .map(|mount| Path::new(mount).join(format!("covey-bench-{}", std::process::id())));
         let usable = cgroup.filter(|dir| {
-            fs::create_dir(dir).is_ok() && fs::write(dir.join("cgroup.procs"), child.id().to_string()).is_ok()
+            fs::create_dir(dir).is_ok()
+                && children
+                    .iter()
+                    .all(|child| fs::write(dir.join("cgroup.procs"), child.id().to_string()).is_ok())
         });
-        Ok(Self { cgroup: usable, child })
+        let frozen = Self { cgroup: usable, children };
+        // Stands still except where it is measured, so that both measure beside one spinning process.
+        frozen.freeze()?;
+        Ok(frozen)
     }
 
     fn set(&self, frozen: bool) -> Outcome<()> {
@@ -284,10 +295,14 @@ impl Frozen {
             None => {
                 let signal =
                     if frozen { rustix::process::Signal::STOP } else { rustix::process::Signal::CONT };
-                let pid = rustix::process::Pid::from_raw(self.child.id() as i32).ok_or("no pid")?;
-                rustix::process::kill_process(pid, signal)?;
-                let stat = format!("/proc/{}/stat", self.child.id());
-                while fs::read_to_string(&stat)?.contains(") T ") != frozen {}
+                for child in &self.children {
+                    let pid = rustix::process::Pid::from_raw(child.id() as i32).ok_or("no pid")?;
+                    rustix::process::kill_process(pid, signal)?;
+                }
+                for child in &self.children {
+                    let stat = format!("/proc/{}/stat", child.id());
+                    while fs::read_to_string(&stat)?.contains(") T ") != frozen {}
+                }
             }
         }
         Ok(())
@@ -302,8 +317,11 @@ impl Frozen {
     }
 
     fn end(mut self) -> Outcome<()> {
-        self.child.kill()?;
-        self.child.wait()?;
+        self.thaw()?;
+        for child in &mut self.children {
+            child.kill()?;
+            child.wait()?;
+        }
         if let Some(dir) = &self.cgroup {
             while fs::remove_dir(dir).is_err() {
                 thread::sleep(Duration::from_millis(1));

@@ -6,6 +6,7 @@
 
 use std::io::{self, BufReader};
 use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::Path;
 use std::process;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -15,11 +16,12 @@ use std::time::{Duration, Instant};
 use covey_types::{FencingToken, SandboxId, StepId};
 use covey_wire::frame;
 use covey_wire::generation::{self, TOOL_LINK, TOOL_LINK_MIN};
-use covey_wire::setup::SetupSpec;
+use covey_wire::setup::{SetupReport, SetupSpec};
 use covey_wire::tool::{RunnerToSandbox, SandboxToRunner, StepReport, ToolCall, ToolResult};
 
 use crate::ledger::{Begin, Ledger};
 use crate::link::Link;
+use crate::setup::SetupLink;
 use crate::shell::Shell;
 use crate::tools::{self, Files};
 use crate::{processes, sys};
@@ -93,7 +95,7 @@ impl Gate {
 }
 
 /// Starts the threads and accepts runners; never returns.
-pub(crate) fn serve(spec: &SetupSpec, listener: UnixListener) -> ! {
+pub(crate) fn serve(spec: &SetupSpec, listener: UnixListener, setup: SetupLink, landlock_abi: i32) -> ! {
     let daemon: &'static Daemon = Box::leak(Box::new(Daemon {
         sandbox: spec.sandbox,
         ledger: Mutex::default(),
@@ -114,6 +116,11 @@ pub(crate) fn serve(spec: &SetupSpec, listener: UnixListener) -> ! {
     spawn(|| daemon.shell.reap());
     spawn(|| daemon.shell.pump_leftovers());
     spawn(|| daemon.shell.run_calls(daemon));
+    // Everything that serves stands; whoever connects from now on is answered.
+    if setup.report(&SetupReport::Ready { landlock_abi }).is_err() {
+        process::exit(1);
+    }
+    drop(setup);
     let connections = Arc::new(Mutex::new(0_usize));
     loop {
         let Ok((stream, _)) = listener.accept() else {
@@ -264,16 +271,22 @@ impl Daemon {
                 return self.link.send(&SandboxToRunner::Report { step, report });
             }
         };
+        // A small read is over before a thread would have started, and its two answers go out as one.
+        if call.name == "read" {
+            let dir = self.shell.current_dir();
+            if self.files.is_quick_read(&call.input, &dir) {
+                let result = self.perform(&call, &interrupt, &dir);
+                self.ledger().finish(step, &result);
+                let answers = [SandboxToRunner::Accepted { step }, SandboxToRunner::Done { step, result }];
+                return self.link.send_all(&answers);
+            }
+        }
         self.link.send(&SandboxToRunner::Accepted { step });
         if call.name == "bash" {
             return match self.shell.enqueue(step, &call.input, interrupt) {
                 Ok(()) => {}
                 Err(result) => self.finish(step, result),
             };
-        }
-        // A small read is over before a thread would have started.
-        if call.name == "read" && self.files.is_quick_read(&call.input, &self.shell.current_dir()) {
-            return self.run_tool(&call, &interrupt);
         }
         {
             let mut parallel = self.parallel.lock().unwrap_or_else(PoisonError::into_inner);
@@ -285,17 +298,17 @@ impl Daemon {
             *parallel += 1;
         }
         spawn(move || {
-            self.run_tool(&call, &interrupt);
+            let result = self.perform(&call, &interrupt, &self.shell.current_dir());
+            self.finish(call.step, result);
             *self.parallel.lock().unwrap_or_else(PoisonError::into_inner) -= 1;
         });
     }
 
-    fn run_tool(&self, call: &ToolCall, interrupt: &AtomicBool) {
+    fn perform(&self, call: &ToolCall, interrupt: &AtomicBool, dir: &Path) -> ToolResult {
         let started = Instant::now();
-        let dir = self.shell.current_dir();
-        let mut result = self.gate.pass(|| tools::run(&self.files, &call.name, &call.input, &dir, interrupt));
+        let mut result = self.gate.pass(|| tools::run(&self.files, &call.name, &call.input, dir, interrupt));
         result.elapsed_ms = started.elapsed().as_millis() as u64;
-        self.finish(call.step, result);
+        result
     }
 
     /// Keeps and sends a result. Kept first: a connection that ends in between gets it again.

@@ -69,7 +69,19 @@ impl Link {
 
     /// Sends on the live connection, if there is one. Whatever fails ends the connection: the peer asks again.
     pub(crate) fn send(&self, message: &SandboxToRunner) {
-        let Ok(bytes) = frame::encode(message) else { return };
+        self.send_all(std::slice::from_ref(message));
+    }
+
+    /// As [`Self::send`], in one write.
+    pub(crate) fn send_all(&self, messages: &[SandboxToRunner]) {
+        let mut bytes = Vec::new();
+        for message in messages {
+            match frame::encode(message) {
+                Ok(frame) => bytes.extend_from_slice(&frame),
+                // Every message is bounded far below a frame; one that is not would stay in the ledger, to be asked for.
+                Err(_) => return,
+            }
+        }
         let mut current = self.lock();
         let failed = current.stream.as_mut().is_some_and(|stream| stream.write_all(&bytes).is_err());
         if failed {

@@ -7,7 +7,7 @@ use std::io::{self, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
 
-use covey_wire::setup::{GO, PACKET_BYTES_MAX, SetupPlace, SetupReport, SetupSpec};
+use covey_wire::setup::{PACKET_BYTES_MAX, SetupPlace, SetupReport, SetupSpec};
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendFlags};
 
 /// Why the sandbox cannot be set up.
@@ -84,12 +84,12 @@ impl SetupLink {
         })
     }
 
-    /// Blocks until the runner has recorded our pid.
-    pub(crate) fn wait_for_go(&self) -> Result<(), SetupError> {
+    /// Blocks until the runner says `word`; an error when it is gone.
+    pub(crate) fn wait_for(&self, word: &[u8]) -> Result<(), SetupError> {
         let mut packet = [0; 8];
         let (length, _) = rustix::net::recv(self.0.as_fd(), &mut packet[..], RecvFlags::empty())
             .tried(SetupPlace::Other, "wait for the runner")?;
-        if &packet[..length] == GO {
+        if &packet[..length] == word {
             return Ok(());
         }
         Err(io::Error::from(io::ErrorKind::UnexpectedEof)).tried(SetupPlace::Other, "wait for the runner")

@@ -189,7 +189,8 @@ impl Shell {
 
     /// Thread: runs the calls.
     pub(crate) fn run_calls(&self, daemon: &Daemon) {
-        let mut shell = None;
+        // Started ahead of the first call, which nearly always comes; if this fails, that call tries again and reports.
+        let mut shell = daemon.while_thawed(|| self.start()).ok();
         let mut last_code = 0;
         loop {
             let job = self.next_job(daemon);

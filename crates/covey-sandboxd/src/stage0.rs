@@ -34,9 +34,6 @@ pub(crate) fn run() -> Result<(), SetupError> {
 
 fn clone(spec: &SetupSpec) -> Result<Side, SetupError> {
     sys::seal_descriptors().tried(SetupPlace::Other, "mark descriptors close-on-exec")?;
-    for procs in &spec.cgroup1_procs {
-        fs::write(procs, "0").tried(SetupPlace::Cgroup, format!("join {}", procs.display()))?;
-    }
     let cgroup: Option<OwnedFd> = match &spec.cgroup2 {
         Some(dir) => {
             let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;

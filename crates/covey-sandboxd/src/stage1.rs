@@ -7,7 +7,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixListener;
 use std::process;
 
-use covey_wire::setup::{SetupPlace, SetupReport, SetupSpec};
+use covey_wire::setup::{GO, SERVE, SetupPlace, SetupSpec};
 use rustix::fs::{Mode, OFlags};
 
 use crate::daemon;
@@ -17,17 +17,16 @@ use crate::setup::{SetupError, SetupLink, Tried};
 /// Never returns; the process's end is the sandbox's end.
 pub(crate) fn run(spec: SetupSpec, listener: OwnedFd, link: SetupLink) -> ! {
     // Without the runner's word nobody has recorded this process: end, so that nothing unrecorded lives.
-    if link.wait_for_go().is_err() {
+    if link.wait_for(GO).is_err() {
         process::exit(1);
     }
     match isolate(&spec) {
         Ok(landlock_abi) => {
-            let ready = link.report(&SetupReport::Ready { landlock_abi });
-            drop(link);
-            if ready.and_then(|()| leave_standard_streams()).is_err() {
+            // No process is started before the limits hold.
+            if link.wait_for(SERVE).and_then(|()| leave_standard_streams()).is_err() {
                 process::exit(1);
             }
-            daemon::serve(&spec, UnixListener::from(listener))
+            daemon::serve(&spec, UnixListener::from(listener), link, landlock_abi)
         }
         Err(error) => {
             // The exit code is the only word left if the link is gone as well.

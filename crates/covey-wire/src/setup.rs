@@ -2,7 +2,7 @@
 //!
 //! One `SOCK_SEQPACKET` pair, one JSON object per packet. Both ends come from the same build, so nothing here is
 //! versioned. Order: [`SetupSpec`] with the listening control socket attached, [`SetupReport::Cloned`], [`GO`],
-//! [`SetupReport::Ready`]; [`SetupReport::Failed`] may stand for either report and ends it. Until `GO` the new
+//! [`SERVE`], [`SetupReport::Ready`]; [`SetupReport::Failed`] may stand for either report and ends it. Until `GO` the new
 //! process has done nothing, and the end of the link ends it: a runner killed at any point leaves no sandbox
 //! that it has not recorded.
 //! What does not belong here: anything said after the sandbox is ready (see [`crate::tool`]).
@@ -16,6 +16,9 @@ use crate::runner::SandboxLimits;
 
 /// The packet that lets the cloned process go on, sent once its pid is recorded.
 pub const GO: &[u8] = b"go";
+/// The packet that lets the isolated process start others, sent once its limits hold. Joining cgroups takes the kernel
+/// milliseconds, in which the process builds its root.
+pub const SERVE: &[u8] = b"serve";
 /// No packet on the setup link is longer.
 pub const PACKET_BYTES_MAX: usize = 64 * 1024;
 
@@ -42,8 +45,6 @@ pub struct SetupSpec {
     pub memory_in_cgroup: bool,
     /// Directory in a cgroup2 file system to be born into.
     pub cgroup2: Option<PathBuf>,
-    /// `cgroup.procs` files of version 1 hierarchies to join before the clone.
-    pub cgroup1_procs: Vec<PathBuf>,
     /// After this long without a runner the daemon ends itself, in milliseconds of its own running time.
     pub orphan_term_ms: u64,
 }

@@ -244,9 +244,9 @@ impl Cgroups {
         self.v1.iter().find(|(known, _)| *known == controller).map(|(_, dir)| dir.as_path())
     }
 
-    /// `cgroup.procs` files that stage 0 joins by itself.
-    pub(super) fn v1_procs(&self) -> Vec<PathBuf> {
-        self.v1.iter().map(|(_, dir)| dir.join("cgroup.procs")).collect()
+    /// Puts a process with one thread and no children into the version 1 groups.
+    pub(super) fn join_v1(&self, pid: i32) -> io::Result<()> {
+        self.v1.iter().try_for_each(|(_, dir)| fs::write(dir.join("cgroup.procs"), pid.to_string()))
     }
 
     /// Stops every process and waits until all have; `None` where no freezer is ours.

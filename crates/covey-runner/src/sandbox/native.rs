@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 use covey_types::{FencingToken, HomeId, SandboxId};
 use covey_wire::frame::{self, FrameError};
 use covey_wire::generation::{TOOL_LINK, TOOL_LINK_MIN};
-use covey_wire::setup::{SetupReport, SetupSpec};
+use covey_wire::setup::{GO, SERVE, SetupReport, SetupSpec};
 use covey_wire::tool::{RunnerToSandbox, SandboxToRunner};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::fs::{Mode, OFlags};
@@ -113,7 +113,6 @@ fn launch(spec: &SandboxSpec, record: &mut Record, dir: &Path) -> Result<NativeS
         pids_in_cgroup: record.cgroups.has(Controller::Pids),
         memory_in_cgroup: record.cgroups.has(Controller::Memory),
         cgroup2: record.cgroups.v2.clone(),
-        cgroup1_procs: record.cgroups.v1_procs(),
         orphan_term_ms: spec.orphan_term.as_millis() as u64,
     };
     let (link, theirs) = SetupLink::pair().map_err(failed("make the setup link"))?;
@@ -134,9 +133,7 @@ fn launch(spec: &SandboxSpec, record: &mut Record, dir: &Path) -> Result<NativeS
     drop(link);
     stage0.wait().map_err(failed("reap stage 0"))?;
     outcome?;
-    let sandbox = NativeSandbox::open(dir.to_path_buf(), record.clone());
-    sandbox.ping().map_err(failed("reach the daemon"))?;
-    Ok(sandbox)
+    Ok(NativeSandbox::open(dir.to_path_buf(), record.clone()))
 }
 
 /// The full outputs belong to the agent, whose daemon writes them.
@@ -191,7 +188,17 @@ fn converse(
     // The process waits for us and is our child, so its pid means it. Recorded before it may go on.
     record.process = Some(ProcessName::of(pid).map_err(failed("name the sandbox's process"))?);
     record.update(dir).map_err(failed("record the sandbox's process"))?;
-    link.go().map_err(failed("let the sandbox go on"))?;
+    link.say(GO).map_err(failed("let the sandbox go on"))?;
+    // While it builds its root, in which it starts nothing.
+    match record.cgroups.join_v1(pid) {
+        // It failed and ended meanwhile: its report comes next.
+        Err(error) if error.raw_os_error() == Some(libc::ESRCH) => {}
+        joined => joined.map_err(failed("put the sandbox into its cgroups"))?,
+    }
+    match link.say(SERVE) {
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => {}
+        said => said.map_err(failed("let the sandbox serve"))?,
+    }
     match link.receive().map_err(failed("hear from the sandbox"))? {
         SetupReport::Ready { landlock_abi } => {
             record.landlock_abi = landlock_abi;
@@ -295,14 +302,6 @@ impl NativeSandbox {
         let mut stream = self.dial()?;
         let answer = Self::exchange(&mut stream, question).map_err(io::Error::other)?;
         answer.ok_or_else(|| io::Error::new(io::ErrorKind::UnexpectedEof, "the daemon closed the connection"))
-    }
-
-    fn ping(&self) -> io::Result<()> {
-        const NONCE: u64 = 1;
-        match self.ask(&RunnerToSandbox::Ping { nonce: NONCE })? {
-            SandboxToRunner::Pong { nonce: NONCE } => Ok(()),
-            _ => Err(io::Error::new(io::ErrorKind::InvalidData, "the daemon answers something else")),
-        }
     }
 
     fn ask_expecting(&self, question: &RunnerToSandbox, expected: &SandboxToRunner) -> io::Result<()> {

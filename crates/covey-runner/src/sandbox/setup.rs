@@ -7,7 +7,7 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-use covey_wire::setup::{GO, PACKET_BYTES_MAX, SetupReport, SetupSpec};
+use covey_wire::setup::{PACKET_BYTES_MAX, SetupReport, SetupSpec};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::net::{
     AddressFamily, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketFlags, SocketType,
@@ -48,8 +48,8 @@ impl SetupLink {
     }
 
     /// Lets the new process go on.
-    pub(super) fn go(&self) -> io::Result<()> {
-        rustix::net::send(&self.socket, GO, SendFlags::NOSIGNAL)?;
+    pub(super) fn say(&self, word: &[u8]) -> io::Result<()> {
+        rustix::net::send(&self.socket, word, SendFlags::NOSIGNAL)?;
         Ok(())
     }
 

@@ -10,14 +10,23 @@ use std::io;
 use covey_wire::setup::SetupPlace;
 use seccompiler::{
     BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter, SeccompRule,
-    TargetArch,
+    TargetArch, sock_filter,
 };
 
 use crate::setup::{SetupError, Tried};
 
-/// On x86-64 the same calls exist a second time under this bit (x32); a filter by number must name both.
+/// On x86-64 the same calls exist a second time under this bit (x32), which is refused as a whole.
 #[cfg(target_arch = "x86_64")]
-const X32_BIT: i64 = 0x4000_0000;
+const X32_BIT: u32 = 0x4000_0000;
+
+/// The kernel's name for this architecture. A call made for another one (32-bit on x86-64) ends the process.
+const AUDIT_ARCH: u32 = if cfg!(target_arch = "x86_64") {
+    0xc000_003e
+} else if cfg!(target_arch = "aarch64") {
+    0xc000_00b7
+} else {
+    0xc000_00f3
+};
 
 const REFUSED: &[i64] = &[
     // Mounts, old and new interface.
@@ -90,7 +99,8 @@ const REFUSED: &[i64] = &[
     libc::SYS__sysctl,
 ];
 
-const NAMESPACE_FLAGS: [i32; 8] = [
+/// CLONE_NEWTIME is not among them: it shares its bit with the exit signal, so only `unshare` and `clone3` can ask for it.
+const NAMESPACE_FLAGS: [i32; 7] = [
     libc::CLONE_NEWUSER,
     libc::CLONE_NEWNS,
     libc::CLONE_NEWPID,
@@ -98,8 +108,6 @@ const NAMESPACE_FLAGS: [i32; 8] = [
     libc::CLONE_NEWIPC,
     libc::CLONE_NEWUTS,
     libc::CLONE_NEWCGROUP,
-    // CLONE_NEWTIME shares its bit with the exit signal in `clone`, so only `unshare` and `clone3` can ask for it.
-    0,
 ];
 
 /// Socket families that are local or harmless in an empty network namespace; all others are refused.
@@ -108,9 +116,9 @@ const FAMILIES: [i32; 4] = [libc::AF_UNIX, libc::AF_INET, libc::AF_INET6, libc::
 /// Installs both filters. Needs `no_new_privs`.
 pub(crate) fn apply() -> Result<(), SetupError> {
     let place = SetupPlace::Confine;
-    for (rules, errno) in [(refused(), libc::EPERM), (vanished(), libc::ENOSYS)] {
-        let program = rules.and_then(|rules| compile(rules, errno)).map_err(io::Error::other);
-        let program = program.tried(place, "compile the system call filter")?;
+    let by_argument =
+        by_argument().map_err(io::Error::other).tried(place, "compile the system call filter")?;
+    for program in [by_number(), by_argument] {
         seccompiler::apply_filter(&program)
             .map_err(io::Error::other)
             .tried(place, "apply the system call filter")?;
@@ -118,20 +126,48 @@ pub(crate) fn apply() -> Result<(), SetupError> {
     Ok(())
 }
 
-type Rules = BTreeMap<i64, Vec<SeccompRule>>;
-
-fn compile(rules: Rules, errno: i32) -> Result<BpfProgram, seccompiler::BackendError> {
-    let arch = TargetArch::try_from(std::env::consts::ARCH)?;
-    SeccompFilter::new(rules, SeccompAction::Allow, SeccompAction::Errno(errno as u32), arch)?.try_into()
+/// Calls that are refused whatever their arguments. One comparison each: the kernel runs a new filter for every
+/// system call number once when it is installed, so its length is part of each sandbox's start.
+fn by_number() -> BpfProgram {
+    const LOAD: u16 = 0x20;
+    const JUMP_IF_EQUAL: u16 = 0x15;
+    const RETURN: u16 = 0x06;
+    const NUMBER_OFFSET: u32 = 0;
+    const ARCH_OFFSET: u32 = 4;
+    let instruction = |code, jt, jf, k| sock_filter { code, jt, jf, k };
+    let errno = |errno: i32| libc::SECCOMP_RET_ERRNO | errno as u32;
+    let mut program = vec![
+        instruction(LOAD, 0, 0, ARCH_OFFSET),
+        instruction(JUMP_IF_EQUAL, 1, 0, AUDIT_ARCH),
+        instruction(RETURN, 0, 0, libc::SECCOMP_RET_KILL_PROCESS),
+        instruction(LOAD, 0, 0, NUMBER_OFFSET),
+    ];
+    // Behind the comparisons stand three returns: allow, refuse, not implemented. Each comparison jumps over those between.
+    let mut left = REFUSED.len() + 1;
+    #[cfg(target_arch = "x86_64")]
+    {
+        const JUMP_IF_AT_LEAST: u16 = 0x35;
+        program.push(instruction(JUMP_IF_AT_LEAST, (left + 1) as u8, 0, X32_BIT));
+    }
+    for number in REFUSED {
+        left -= 1;
+        program.push(instruction(JUMP_IF_EQUAL, (left + 1) as u8, 0, *number as u32));
+    }
+    program.push(instruction(JUMP_IF_EQUAL, 2, 0, libc::SYS_clone3 as u32));
+    program.push(instruction(RETURN, 0, 0, libc::SECCOMP_RET_ALLOW));
+    program.push(instruction(RETURN, 0, 0, errno(libc::EPERM)));
+    program.push(instruction(RETURN, 0, 0, errno(libc::ENOSYS)));
+    program
 }
 
-fn refused() -> Result<Rules, seccompiler::BackendError> {
-    let mut rules: Rules = REFUSED.iter().map(|number| (*number, Vec::new())).collect();
+/// Calls that are refused for some arguments.
+fn by_argument() -> Result<BpfProgram, seccompiler::BackendError> {
     let argument =
         |index, operator, value| SeccompCondition::new(index, SeccompCmpArgLen::Dword, operator, value);
+    let mut rules = BTreeMap::new();
     let mut clone = Vec::new();
-    for flag in NAMESPACE_FLAGS.into_iter().filter(|flag| *flag != 0) {
-        let flag = flag as u32 as u64;
+    for flag in NAMESPACE_FLAGS {
+        let flag = u64::from(flag as u32);
         clone.push(SeccompRule::new(vec![argument(0, SeccompCmpOp::MaskedEq(flag), flag)?])?);
     }
     rules.insert(libc::SYS_clone, clone);
@@ -150,15 +186,56 @@ fn refused() -> Result<Rules, seccompiler::BackendError> {
             SeccompRule::new(vec![argument(1, SeccompCmpOp::Eq, TIOCLINUX)?])?,
         ],
     );
-    Ok(with_second_numbers(rules))
+    let arch = TargetArch::try_from(std::env::consts::ARCH)?;
+    let refuse = SeccompAction::Errno(libc::EPERM as u32);
+    SeccompFilter::new(rules, SeccompAction::Allow, refuse, arch)?.try_into()
 }
 
-fn vanished() -> Result<Rules, seccompiler::BackendError> {
-    Ok(with_second_numbers([(libc::SYS_clone3, Vec::new())].into()))
-}
+#[cfg(test)]
+mod tests {
+    use super::*;
 
-fn with_second_numbers(rules: Rules) -> Rules {
-    #[cfg(target_arch = "x86_64")]
-    let rules = rules.into_iter().flat_map(|(n, r)| [(n, r.clone()), (n | X32_BIT, r)]).collect();
-    rules
+    /// What the kernel does with the few instructions that [`by_number`] uses.
+    fn run(program: &BpfProgram, arch: u32, number: u32) -> u32 {
+        let mut register = 0;
+        let mut at = 0;
+        loop {
+            let sock_filter { code, jt, jf, k } = program[at].clone();
+            let jump = |is_true: bool| 1 + usize::from(if is_true { jt } else { jf });
+            match code {
+                0x20 => {
+                    register = if k == 4 { arch } else { number };
+                    at += 1;
+                }
+                0x15 => at += jump(register == k),
+                0x35 => at += jump(register >= k),
+                0x06 => return k,
+                other => panic!("instruction {other:#x}"),
+            }
+        }
+    }
+
+    #[test]
+    fn the_listed_calls_are_refused_and_all_others_pass() {
+        let program = by_number();
+        let refused = libc::SECCOMP_RET_ERRNO | libc::EPERM as u32;
+        for number in 0..1000_i64 {
+            let expected = match number {
+                libc::SYS_clone3 => libc::SECCOMP_RET_ERRNO | libc::ENOSYS as u32,
+                listed if REFUSED.contains(&listed) => refused,
+                _ => libc::SECCOMP_RET_ALLOW,
+            };
+            assert_eq!(run(&program, AUDIT_ARCH, number as u32), expected, "{number}");
+        }
+        assert_eq!(run(&program, 0x4000_0003, 0), libc::SECCOMP_RET_KILL_PROCESS);
+        #[cfg(target_arch = "x86_64")]
+        for number in [0, 1, 165] {
+            assert_eq!(run(&program, AUDIT_ARCH, X32_BIT | number), refused);
+        }
+    }
+
+    #[test]
+    fn jumps_fit_into_their_byte() {
+        assert!(REFUSED.len() + 2 < usize::from(u8::MAX));
+    }
 }
