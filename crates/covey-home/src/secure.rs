@@ -11,7 +11,6 @@ mod file;
 mod job;
 mod scan;
 
-use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -19,6 +18,7 @@ use std::sync::atomic::AtomicBool;
 use std::time::Instant;
 
 use covey_types::{BlockHash, Fault, Generation, RootHash};
+use rustix::fs::{Mode, OFlags};
 use serde::Serialize;
 
 use crate::block::{BlockStore, StoreError};
@@ -149,12 +149,7 @@ impl SecureError {
 pub fn secure(request: &SecureRequest<'_>) -> Result<SecureReport, SecureError> {
     let start = Instant::now();
     let home_error = |source| SecureError::Home { dir: request.dir.to_owned(), source };
-    let dir = File::open(request.dir).map_err(home_error)?;
-    let dir = OwnedFd::from(dir);
-    let stat = sys::stat_fd(dir.as_fd()).map_err(home_error)?;
-    if stat.file_type != rustix::fs::FileType::Directory {
-        return Err(home_error(io::Error::from(io::ErrorKind::NotADirectory)));
-    }
+    let (dir, stat) = open_home(request.dir).map_err(home_error)?;
     let mut warnings: Vec<String> = request
         .excludes
         .unreadable()
@@ -212,6 +207,21 @@ pub fn secure(request: &SecureRequest<'_>) -> Result<SecureReport, SecureError> 
         skipped_paths: outcome.skipped_paths.clone(),
         warnings,
     })
+}
+
+/// Opens the home's directory; the mode that is returned is its own, also where it had to be lifted to open it.
+fn open_home(dir: &Path) -> io::Result<(OwnedFd, sys::Stat)> {
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let path_fd = rustix::fs::open(dir, flags, Mode::empty())?;
+    let stat = sys::stat_fd(&path_fd)?;
+    let euid = rustix::process::geteuid().as_raw();
+    if euid == 0 || stat.uid != euid || stat.mode & 0o500 == 0o500 {
+        return Ok((sys::open_dir_at(path_fd.as_fd(), c".")?, stat));
+    }
+    sys::chmod_path_fd(path_fd.as_fd(), stat.mode | 0o500)?;
+    let opened = sys::open_dir_at(path_fd.as_fd(), c".");
+    sys::chmod_path_fd(path_fd.as_fd(), stat.mode)?;
+    Ok((opened?, stat))
 }
 
 /// Blocks that a cache speaks of and the store lacks: garbage collection took them, or they were damaged. Asked

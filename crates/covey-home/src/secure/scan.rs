@@ -396,10 +396,22 @@ fn read_batch(job: &Job<'_>, node: &Arc<Node>, slots: &[usize]) -> Result<(), Se
     }
     let mut lifted = Vec::new();
     for (slot, name, error) in forbidden {
-        match file::open_lifted(dir.as_fd(), name) {
-            Ok(Some(opened)) => lifted.push((slot, name, opened)),
-            Ok(None) => keep_previous(job, node, slot, name, error)?,
-            Err(error) => keep_previous(job, node, slot, name, error)?,
+        match sys::stat_at(dir.as_fd(), name) {
+            // Lifted once for all its names: a second time would move the ctime that the first one noted.
+            Ok(stat) if stat.links > 1 => read_shared(job, node, slot, name, &stat, || {
+                let opened = match file::open_lifted(dir.as_fd(), name) {
+                    Ok(Some(opened)) => opened,
+                    Ok(None) => return keep_previous(job, node, slot, name, error).map(|()| None),
+                    Err(error) => return keep_previous(job, node, slot, name, error).map(|()| None),
+                };
+                stat_cache::settle(opened.stat.ctime);
+                read_opened(job, node, slot, name, opened, stat_cache::now())
+            })?,
+            _ => match file::open_lifted(dir.as_fd(), name) {
+                Ok(Some(opened)) => lifted.push((slot, name, opened)),
+                Ok(None) => keep_previous(job, node, slot, name, error)?,
+                Err(error) => keep_previous(job, node, slot, name, error)?,
+            },
         }
     }
     // Lifting has moved every ctime to this moment. Without waiting for the next tick these files would be
@@ -422,37 +434,62 @@ fn read_one(
     opened: OpenFile,
     start: Time,
 ) -> Result<(), SecureError> {
-    let path = || node.anchor.path_of(name.to_bytes());
     let stat = opened.stat;
-    let read = |opened| match file::read(job, opened, start, &path) {
+    let read = || read_opened(job, node, slot, name, opened, start);
+    if stat.links > 1 {
+        return read_shared(job, node, slot, name, &stat, read);
+    }
+    if let Some(known) = read()? {
+        note_file(job, node, slot, known);
+    }
+    Ok(())
+}
+
+/// None: it stands as it was.
+fn read_opened(
+    job: &Job<'_>,
+    node: &Arc<Node>,
+    slot: usize,
+    name: &CStr,
+    opened: OpenFile,
+    start: Time,
+) -> Result<Option<LinkedEntry>, SecureError> {
+    match file::read(job, opened, start, &|| node.anchor.path_of(name.to_bytes())) {
         Err(SecureError::Unreadable { source, .. }) => {
             keep_previous(job, node, slot, name, source)?;
             Ok(None)
         }
-        Err(error) => Err(error),
-        Ok(entry) => Ok(Some(entry)),
-    };
-    let known = if stat.links > 1 {
-        let inode = job.linked_inode(stat.device, stat.inode);
-        let mut shared = lock(&inode.entry);
-        if shared.is_none() {
-            *shared = read(opened)?;
-        }
-        let known = shared.clone();
-        drop(shared);
-        if known.is_some() {
-            inode.add_path(path());
-        }
-        known
-    } else {
-        read(opened)?
-    };
+        other => other.map(Some),
+    }
+}
+
+/// Reads an inode with several names once; whoever comes first does, the others wait for the result.
+fn read_shared(
+    job: &Job<'_>,
+    node: &Arc<Node>,
+    slot: usize,
+    name: &CStr,
+    stat: &Stat,
+    read: impl FnOnce() -> Result<Option<LinkedEntry>, SecureError>,
+) -> Result<(), SecureError> {
+    let inode = job.linked_inode(stat.device, stat.inode);
+    let mut shared = lock(&inode.entry);
+    if shared.is_none() {
+        *shared = read()?;
+    }
+    let known = shared.clone();
+    drop(shared);
     if let Some(known) = known {
-        job.count_file(known.size);
-        job.request.progress.files_done(1);
-        set_slot(node, slot, known);
+        inode.add_path(node.anchor.path_of(name.to_bytes()));
+        note_file(job, node, slot, known);
     }
     Ok(())
+}
+
+fn note_file(job: &Job<'_>, node: &Node, slot: usize, known: LinkedEntry) {
+    job.count_file(known.size);
+    job.request.progress.files_done(1);
+    set_slot(node, slot, known);
 }
 
 fn set_slot(node: &Node, slot: usize, known: LinkedEntry) {
