@@ -1,0 +1,214 @@
+//! A whole server with the scripted model over HTTP that fails often, while server and model are restarted in the
+//! middle of turns: every call runs once, every event is there, and the verifier refuses nothing. The runner is a
+//! fake that runs a call by counting it.
+
+#![expect(clippy::unwrap_used, reason = "a test")]
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use covey_harness::Record;
+use covey_harness::record::{Body, StopReason};
+use covey_server::Server;
+use covey_server::db::journal::UserEvent;
+use covey_server::db::sessions::NewSession;
+use covey_server::db::{Db, agents, environments, journal, orgs, sessions};
+use covey_server::link::Trust;
+use covey_server::model::anthropic::{Anthropic, CallLimits};
+use covey_server::model::scripted::{
+    Chunking, Fault, FaultPlan, Handle, ScriptFile, ServeOptions, Violation, serve,
+};
+use covey_types::{OrgId, SandboxId, SessionId, StepId};
+use covey_wire::frame::{Decoder, encode};
+use covey_wire::runner::{HomeSource, RunnerToServer, ServerToRunner, ToolLoss};
+use covey_wire::tool::ToolResult;
+use serde_json::{Value, json};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, DuplexStream};
+use tokio::net::TcpListener;
+use tokio::sync::watch;
+
+const TURNS: usize = 12;
+/// Server and model are restarted after so many tool calls.
+const RESTART_EVERY: usize = 4;
+/// What is stuck shall fail, not hang.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// The host: it outlives servers, and knows what ran.
+#[derive(Debug)]
+struct Host {
+    sandbox: SandboxId,
+    woken: bool,
+    runs: HashMap<StepId, u32>,
+    ran: watch::Sender<usize>,
+}
+
+fn answer(host: &Mutex<Host>, message: ServerToRunner) -> Option<RunnerToServer> {
+    let mut host = host.lock().unwrap();
+    let sandbox = host.sandbox;
+    let result = |step: StepId| ToolResult::text(format!("ran {step}"), false);
+    Some(match message {
+        ServerToRunner::WakeHome { home, token, generation, .. } => {
+            let source = if std::mem::replace(&mut host.woken, true) {
+                HomeSource::Adopted
+            } else {
+                HomeSource::Empty
+            };
+            RunnerToServer::HomeReady {
+                home,
+                token,
+                sandbox,
+                generation,
+                source,
+                set_aside: None,
+                elapsed_ms: 1,
+            }
+        }
+        ServerToRunner::RunTool { home, call, .. } => {
+            *host.runs.entry(call.step).or_default() += 1;
+            host.ran.send_modify(|ran| *ran += 1);
+            RunnerToServer::ToolDone { home, sandbox, step: call.step, result: result(call.step) }
+        }
+        ServerToRunner::QueryTool { home, step, .. } if host.runs.contains_key(&step) => {
+            RunnerToServer::ToolDone { home, sandbox, step, result: result(step) }
+        }
+        ServerToRunner::QueryTool { home, step, .. } => {
+            RunnerToServer::ToolLost { home, step, loss: ToolLoss::NeverStarted, reason: "new".into() }
+        }
+        _ => return None,
+    })
+}
+
+/// A runner on one link, until the server ends it.
+async fn run(host: Arc<Mutex<Host>>, mut link: DuplexStream) {
+    let hello =
+        RunnerToServer::Hello { versions: (1, 1), name: "fake".into(), credential: None, homes: vec![] };
+    let mut decoder = Decoder::default();
+    let mut buffer = [0; 4096];
+    let mut said = vec![hello];
+    loop {
+        for message in said.drain(..) {
+            if link.write_all(&encode(&message).unwrap()).await.is_err() {
+                return;
+            }
+        }
+        match link.read(&mut buffer).await {
+            Ok(length) if length > 0 => decoder.push(&buffer[..length]),
+            _ => return,
+        }
+        while let Some(message) = decoder.next().unwrap() {
+            said.extend(answer(&host, message));
+        }
+    }
+}
+
+fn script() -> ScriptFile {
+    let turn = |n: usize| {
+        let call =
+            |k: usize| json!({"name": "bash", "input": {"command": format!("echo {n} {k} {{{{call_id}}}}")}});
+        let calls: Vec<Value> = (0..1 + n % 3).map(call).collect();
+        json!({"thinking": format!("Schritt {n} 🦊"), "text": format!("step {n}"), "calls": calls})
+    };
+    let mut turns: Vec<Value> = (0..TURNS).map(turn).collect();
+    turns.push(json!({"text": "All steps are done."}));
+    serde_json::from_value(json!({"scripts": [{"seed": 9, "turns": turns}]})).unwrap()
+}
+
+async fn model(seed: u64) -> Handle {
+    let kinds = vec![
+        Fault::Overloaded { retry_after_s: 0 },
+        Fault::ServerError,
+        Fault::MidStreamError,
+        Fault::Truncated,
+        Fault::Hangup,
+        Fault::Garbage,
+        Fault::UnknownBlock,
+    ];
+    let faults = FaultPlan { first: vec![Fault::RateLimited { retry_after_s: 0 }], percent: 10, kinds };
+    let options = ServeOptions { key: None, chunking: Chunking::Seeded, faults, seed };
+    serve(script(), TcpListener::bind("127.0.0.1:0").await.unwrap(), options).unwrap()
+}
+
+async fn new_session(db: &Db) -> (OrgId, SessionId) {
+    db.write("set up", |tx| {
+        let org = orgs::ensure_default(tx)?;
+        let config = json!({"model": "scripted", "tools": [{"type": "agent_toolset_20260401"}]});
+        let new = NewSession {
+            agent: agents::insert(tx, org, "a", &config)?.id,
+            agent_version: None,
+            agent_snapshot: None,
+            environment: environments::insert(tx, org, "e", &json!({}))?.id,
+            title: None,
+            metadata: json!({}),
+            extra: json!({}),
+        };
+        let session = sessions::insert(tx, org, &new)?.id;
+        let content = vec![json!({"type": "text", "text": "begin"})];
+        let event = UserEvent { body: Body::UserMessage { content }, dedup: None };
+        journal::append_user_events(tx, org, session, &[event])?;
+        Ok((org, session))
+    })
+    .await
+    .unwrap()
+}
+
+async fn records(db: &Db, org: OrgId, session: SessionId) -> Vec<Record> {
+    db.read("records", move |read| journal::since(read, org, session, 0, 100_000)).await.unwrap()
+}
+
+/// Plays the session to its end; returns its journal and what the model refused.
+async fn play(db: &Db, host: &Arc<Mutex<Host>>, org: OrgId, session: SessionId) -> Vec<Violation> {
+    let mut ran = host.lock().unwrap().ran.subscribe();
+    let mut violations = Vec::new();
+    for life in 1.. {
+        let model = model(life).await;
+        let client = Anthropic::new(&model.base_url(), None, CallLimits::default()).unwrap();
+        let server = Server::start(db.clone(), Arc::new(client)).await.unwrap();
+        let (near, far) = tokio::io::duplex(64 * 1024);
+        server.accept_runner(near, Trust::InProcess(org));
+        let runner = tokio::spawn(run(Arc::clone(host), far));
+        let mut follower = db.follow(org, session, 0);
+        let is_idle = |event: &Value| event["type"] == "session.status_idle";
+        let idle = async { while !follower.next().await.unwrap().iter().any(|(_, event)| is_idle(event)) {} };
+        let restart = ran.wait_for(|ran| *ran >= life as usize * RESTART_EVERY);
+        let ended = tokio::select! {
+            () = idle => true,
+            reached = restart => { reached.unwrap(); false }
+        };
+        server.shutdown().await;
+        runner.await.unwrap();
+        violations.extend(model.violations());
+        model.shutdown().await.unwrap();
+        if ended {
+            break;
+        }
+    }
+    violations
+}
+
+#[tokio::test]
+async fn a_session_ends_complete_although_model_and_server_fail_all_the_way() {
+    let dir = tempfile::tempdir().unwrap();
+    let db = Db::open(&dir.path().join("covey.db")).unwrap();
+    let (org, session) = new_session(&db).await;
+    let host = Arc::new(Mutex::new(Host {
+        sandbox: SandboxId::from_uuid(uuid::Uuid::now_v7()),
+        woken: false,
+        runs: HashMap::new(),
+        ran: watch::channel(0).0,
+    }));
+    let violations = tokio::time::timeout(PATIENCE, play(&db, &host, org, session)).await.unwrap();
+    assert_eq!(violations, []);
+
+    let records = records(&db, org, session).await;
+    let calls: usize = (0..TURNS).map(|n| 1 + n % 3).sum();
+    let count = |wanted: fn(&Body) -> bool| records.iter().filter(|record| wanted(&record.body)).count();
+    assert_eq!(count(|body| matches!(body, Body::ToolUse { .. })), calls);
+    assert_eq!(count(|body| matches!(body, Body::ToolResult { is_error: false, .. })), calls);
+    assert_eq!(count(|body| matches!(body, Body::ModelDone { .. })), TURNS + 1);
+    assert!(count(|body| matches!(body, Body::ModelFailed { .. })) > 0, "the faults were real");
+    let idle = Body::StatusIdle { stop_reason: StopReason::EndTurn };
+    assert_eq!(records.iter().filter(|record| record.body == idle).count(), 1);
+    let host = host.lock().unwrap();
+    assert_eq!((host.runs.len(), host.runs.values().all(|runs| *runs == 1)), (calls, true));
+}
