@@ -39,7 +39,7 @@ impl Default for Config {
     fn default() -> Self {
         Self {
             data_dir: PathBuf::from("covey-data"),
-            listen: SocketAddr::from((Ipv4Addr::LOCALHOST, 8264)),
+            listen: SocketAddr::from((Ipv4Addr::LOCALHOST, 7788)),
             model_url: MODEL_URL_DEFAULT.to_owned(),
             model_key_variable: None,
         }
