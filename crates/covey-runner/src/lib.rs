@@ -2,7 +2,7 @@
 //!
 //! Reason for a crate: **artifact**. What does not belong here: SQL, models, the journal, the API.
 //!
-//! [`Runner::run`] dials the server and keeps one actor per home ([`home`]); an actor owns the home's working
+//! [`Runner::run`] dials the server and keeps one actor per home (`home`); an actor owns the home's working
 //! copy, its sandbox and its secures, and everything that happens to a home is one message in its queue, so
 //! messages of one home are in order and one home's long work never delays another's.
 

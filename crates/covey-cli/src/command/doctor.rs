@@ -19,13 +19,14 @@ use crate::output;
 /// As root: the uid and gid of the trial's home; the first that a runner gives away.
 const HOST_ID_TRIED: u32 = 200_000;
 const REACH_LIMIT: Duration = Duration::from_secs(10);
-const DEFAULT_MODEL_KEY: &str = "ANTHROPIC_API_KEY";
+/// Where `covey up` looks for the model's key.
+const MODEL_KEYS: [&str; 3] = ["COVEY_MODEL_KEY", "ANTHROPIC_API_KEY", "ANTHROPIC_AUTH_TOKEN"];
 
 /// Options of `covey doctor`.
 #[derive(Debug, Args)]
 pub(crate) struct DoctorArgs {
     /// The endpoint that `covey up` shall use; tried when given.
-    #[arg(long, env = "ANTHROPIC_BASE_URL", value_name = "URL")]
+    #[arg(long, env = "COVEY_MODEL_URL", value_name = "URL")]
     model_url: Option<String>,
 }
 
@@ -150,16 +151,12 @@ impl From<Finding> for Check {
 }
 
 fn model_key() -> Check {
-    let set = std::env::var_os(DEFAULT_MODEL_KEY).is_some_and(|key| !key.is_empty());
-    if set {
-        return Check::passed("model key", format!("{DEFAULT_MODEL_KEY} is set")).optional();
+    let is_set = |name: &&&str| std::env::var_os(name).is_some_and(|key| !key.is_empty());
+    if let Some(name) = MODEL_KEYS.iter().find(is_set) {
+        return Check::passed("model key", format!("{name} is set")).optional();
     }
-    Check::failed(
-        "model key",
-        format!("{DEFAULT_MODEL_KEY} is not set"),
-        "set it for `covey up`, unless the endpoint of --model-url needs none",
-    )
-    .optional()
+    let remedy = "set one for `covey up`, unless the endpoint of --model-url needs none";
+    Check::failed("model key", format!("none of {} is set", MODEL_KEYS.join(", ")), remedy).optional()
 }
 
 async fn model_is_reachable(url: &str) -> Check {

@@ -11,10 +11,10 @@ use crate::global::Global;
 #[derive(Debug, Args)]
 pub(crate) struct UpArgs {
     /// Where to listen; port 0 takes a free one.
-    #[arg(long, default_value = "127.0.0.1:7788", value_name = "ADDRESS")]
+    #[arg(long, env = "COVEY_LISTEN", default_value = "127.0.0.1:7788", value_name = "ADDRESS")]
     listen: std::net::SocketAddr,
     /// Any Messages-compatible endpoint [default: the vendor's].
-    #[arg(long, env = "ANTHROPIC_BASE_URL", value_name = "URL")]
+    #[arg(long, env = "COVEY_MODEL_URL", value_name = "URL")]
     model_url: Option<String>,
     /// A scripted model instead of a real one.
     #[arg(long, value_name = "FILE", conflicts_with = "model_url")]
