@@ -25,7 +25,13 @@ use covey_wire::tool::{RunnerToSandbox, SandboxToRunner, ToolCall, ToolResult};
 use rustix::thread::UnshareFlags;
 use serde_json::{Map, Value, json};
 
-type Link = BufReader<UnixStream>;
+/// A connection, and what is to be acknowledged with the next call: a runner does that after its journal, not before the
+/// next call.
+struct Link {
+    stream: BufReader<UnixStream>,
+    finished: Option<StepId>,
+}
+
 type Outcome<T> = Result<T, Box<dyn Error>>;
 
 /// Repetitions; the slow ones dominate the run time, a few seconds in all.
@@ -169,7 +175,8 @@ fn create(backend: &NativeBackend, root: &Path) -> Outcome<(Link, Arc<dyn Sandbo
         limits: SandboxLimits::default(),
         orphan_term: Duration::from_secs(60),
     })?;
-    let mut link = BufReader::new(sandbox.connect(FencingToken(1))?);
+    let stream = BufReader::new(sandbox.connect(FencingToken(1))?);
+    let mut link = Link { stream, finished: None };
     bash(&mut link, "echo hi")?;
     Ok((link, sandbox))
 }
@@ -181,11 +188,16 @@ fn bash(link: &mut Link, command: &str) -> Outcome<ToolResult> {
 fn call(link: &mut Link, name: &str, input: &Value) -> Outcome<ToolResult> {
     let step = StepId::from_uuid(uuid::Uuid::now_v7());
     let call = ToolCall { step, name: name.into(), input: input.to_string() };
-    frame::write(link.get_mut(), &RunnerToSandbox::Call(call))?;
+    let mut bytes = match link.finished.take() {
+        Some(step) => frame::encode(&RunnerToSandbox::Acknowledge { step })?,
+        None => Vec::new(),
+    };
+    bytes.extend(frame::encode(&RunnerToSandbox::Call(call))?);
+    link.stream.get_mut().write_all(&bytes)?;
     loop {
-        match frame::read(link)?.ok_or("the daemon closed the link")? {
+        match frame::read(&mut link.stream)?.ok_or("the daemon closed the link")? {
             SandboxToRunner::Done { step: of, result } if of == step => {
-                frame::write(link.get_mut(), &RunnerToSandbox::Acknowledge { step })?;
+                link.finished = Some(step);
                 if result.is_error {
                     return Err(format!("{name} failed: {result:?}").into());
                 }

@@ -12,7 +12,7 @@ use std::collections::VecDeque;
 use std::fs::{self, File};
 use std::io;
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::{ChildStdin, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -327,6 +327,30 @@ impl Shell {
     pub(crate) fn pump_leftovers(&self) {
         self.leftovers.pump();
     }
+}
+
+/// Makes the meeting place as it must be, whatever the agent did to it: it may, but only to itself.
+fn restore_meeting_place() -> io::Result<()> {
+    let remove = |path: &str| match fs::symlink_metadata(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        Ok(metadata) if metadata.is_dir() => fs::remove_dir_all(path),
+        _ => fs::remove_file(path),
+    };
+    if !fs::symlink_metadata(MEETING_DIR).is_ok_and(|metadata| metadata.is_dir()) {
+        remove(MEETING_DIR)?;
+        fs::DirBuilder::new().mode(0o700).create(MEETING_DIR)?;
+    }
+    fs::set_permissions(MEETING_DIR, fs::Permissions::from_mode(0o700))?;
+    remove(STATUS_FIFO)?;
+    make_fifo(Path::new(STATUS_FIFO))
+}
+
+/// The status FIFO, held open for writing as well so that it never ends.
+fn open_status() -> io::Result<File> {
+    open_fifo(Path::new(STATUS_FIFO), true).or_else(|_| {
+        restore_meeting_place()?;
+        open_fifo(Path::new(STATUS_FIFO), true)
+    })
 }
 
 fn make_fifo(path: &Path) -> io::Result<()> {

@@ -72,10 +72,12 @@ impl Host {
             if kind == "cgroup2" && host.v2.is_none() {
                 for parent in parents(&mount, own_path(&own, "")) {
                     let controllers = enable_controllers(&parent);
-                    if is_usable(&parent, &trial, "cgroup.freeze") {
+                    // Below our own cgroup controllers cannot be had while we are in it; as root the hierarchy's
+                    // root may give them.
+                    let is_better = host.v2.is_none() || controllers.len() > host.v2_controllers.len();
+                    if is_better && is_usable(&parent, &trial, "cgroup.freeze") {
                         host.v2 = Some(parent);
                         host.v2_controllers = controllers;
-                        break;
                     }
                 }
             } else if kind == "cgroup" {

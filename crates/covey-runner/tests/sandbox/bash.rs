@@ -163,6 +163,22 @@ fn terminal_escapes_and_bytes_that_are_no_text_are_cleaned_for_the_model_and_raw
 }
 
 #[test]
+fn an_agent_that_destroys_its_own_shells_meeting_place_loses_one_call_only() {
+    let room = Room::new();
+    let live = room.start();
+    for command in [
+        "rm -rf /run/covey",
+        "rm /run/covey/status; mkdir /run/covey/status",
+        "chmod 0 /run/covey",
+        "kill -9 -1",
+    ] {
+        let spoiled = live.call("bash", &json!({"command": command, "timeout_ms": 400}));
+        assert!(spoiled.is_error, "{command}");
+        assert_eq!(live.output("echo on"), "on\n", "after {command}");
+    }
+}
+
+#[test]
 fn many_processes_left_behind_end_with_a_restart() {
     let room = Room::new();
     let live = room.start();

@@ -16,7 +16,9 @@ use covey_wire::tool::{ToolContent, ToolResult};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::process::{Pid, Signal};
 
-use super::{Job, MEETING_DIR, Running, SAVED_VARIABLES, STATUS_FIFO, Shell, lock, make_fifo, open_fifo};
+use super::{
+    Job, MEETING_DIR, Running, SAVED_VARIABLES, STATUS_FIFO, Shell, lock, make_fifo, open_fifo, open_status,
+};
 use crate::daemon::Daemon;
 use crate::processes::{Before, CallProcesses, STEP_VARIABLE};
 use crate::text::{self, HeadTail};
@@ -148,10 +150,10 @@ fn attempt(
     let command = job.input.command.as_deref().unwrap_or_default();
     let timeout = job.input.timeout_ms.map_or(TIMEOUT_DEFAULT, Duration::from_millis).min(TIMEOUT_MAX);
 
+    let mut status = open_status()?;
     let fifo_path = Path::new(MEETING_DIR).join(&step);
     make_fifo(&fifo_path)?;
     let mut fifo = Some(open_fifo(&fifo_path, false)?);
-    let mut status = open_fifo(Path::new(STATUS_FIFO), true)?;
 
     // The shell may have ended between two calls (`sleep 1; kill $PPID &`); then this call gets a new one.
     forget_if_ended(shell, running);
@@ -226,7 +228,10 @@ fn attempt(
             }
         }
     }
-    fs::remove_file(&fifo_path)?;
+    match fs::remove_file(&fifo_path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
     let end = end.unwrap_or(End::TimedOut);
     if let End::Completed(code) = end {
         *last_code = code;

@@ -6,6 +6,7 @@
 use std::collections::HashMap;
 use std::fs::{self, File, Metadata};
 use std::io::{self, Read, Write};
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -131,6 +132,11 @@ pub(super) fn open(path: &Path) -> Result<(File, Metadata), Refusal> {
         return Err(format!("{shown} changed while it was opened: try again").into());
     }
     Ok((file, metadata))
+}
+
+/// The canonical path of an open file: one system call instead of one per component, and true for this very file.
+pub(super) fn real_path(file: &File) -> io::Result<PathBuf> {
+    fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd()))
 }
 
 /// Reads a whole file that may be edited.

@@ -35,6 +35,7 @@ pub(super) fn run(files: &Files, input: &ReadInput, dir: &Path) -> Answer {
     let path = resolve(&input.file_path, dir)?;
     let (file, metadata) = file::open(&path)?;
     let failed = |error: std::io::Error| Refusal(format!("cannot read {}: {error}", path.display()));
+    let canonical = file::real_path(&file).map_err(failed)?;
     let mut reader = BufReader::with_capacity(SNIFF_BYTES, file);
     let start = reader.fill_buf().map_err(failed)?;
     if let Some(media_type) = image_type(start) {
@@ -48,7 +49,6 @@ pub(super) fn run(files: &Files, input: &ReadInput, dir: &Path) -> Answer {
         )
         .into());
     }
-    let canonical = path.canonicalize().map_err(failed)?;
     if metadata.len() > EDIT_FILE_BYTES_MAX {
         // Too large to be edited, so nothing is remembered of it.
         let Some(range) = input.view_range else { return Err(too_large(&path, metadata.len())) };
