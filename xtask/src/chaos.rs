@@ -1,8 +1,22 @@
 //! `cargo xtask chaos`: sessions under random SIGKILL, and the count of what was lost.
+//!
+//! Server and runner are processes of their own here, so that each can die alone. Every tool call of a session
+//! appends its id to a file in the home: that file is the witness of what was run, and how often. What the
+//! server once showed as an event is acknowledged; it must be there in the end, in the same order.
 
+mod cluster;
+mod session;
+
+use std::collections::BTreeMap;
 use std::path::Path;
+use std::time::{Duration, Instant};
 
+use anyhow::{Context, Result};
 use clap::Args;
+use serde_json::json;
+
+use cluster::{Cluster, Victim};
+use session::Verdict;
 
 /// What to run.
 #[derive(Debug, Args)]
@@ -18,11 +32,119 @@ pub(crate) struct ChaosArgs {
     pub(crate) json: bool,
 }
 
-pub(crate) fn run(_root: &Path, args: &ChaosArgs) -> anyhow::Result<()> {
-    anyhow::bail!(
-        "chaos is not built yet (asked for {} runs, seed {}, json {})",
-        args.runs,
-        args.seed,
-        args.json
-    )
+/// Tool calls of each session.
+const STEPS: usize = 12;
+/// Failures that are told in full.
+const FAILURES_SHOWN_MAX: usize = 10;
+
+/// SplitMix64: enough for choosing moments, and the same on every machine for one seed.
+#[derive(Debug, Clone)]
+struct Dice(u64);
+
+impl Dice {
+    fn roll(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut mixed = self.0;
+        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        mixed ^ (mixed >> 31)
+    }
+
+    fn below(&mut self, end: u64) -> u64 {
+        self.roll() % end.max(1)
+    }
+}
+
+pub(crate) fn run(root: &Path, args: &ChaosArgs) -> Result<()> {
+    let began = Instant::now();
+    let mut cluster = Cluster::start(root)?;
+    // One session without a kill: that it passes shows that the checks can pass, and how long the window is.
+    let calm_began = Instant::now();
+    let calm = session::run(&mut cluster, STEPS, None)?;
+    let window = calm_began.elapsed();
+    anyhow::ensure!(calm.is_clean(), "a session without any kill is not clean: {calm:?}");
+    eprintln!("a session without a kill takes {} ms", window.as_millis());
+
+    let mut totals = Totals::default();
+    for number in 0..args.runs {
+        let mut dice = Dice(args.seed ^ (u64::from(number) << 32));
+        let victim = Victim::ALL[dice.below(Victim::ALL.len() as u64) as usize];
+        let delay = Duration::from_micros(dice.below(window.as_micros() as u64));
+        let downtime = Duration::from_millis(dice.below(100));
+        let verdict = session::run(&mut cluster, STEPS, Some((victim, delay, downtime)))
+            .with_context(|| format!("run {number} ({victim:?} after {delay:?})"))?;
+        totals.add(number, victim, delay, &verdict);
+        if (number + 1) % 20 == 0 {
+            eprintln!("{} of {} runs, {}", number + 1, args.runs, totals.brief());
+        }
+    }
+    cluster.stop()?;
+    let report = json!({
+        "runs": args.runs,
+        "seed": args.seed,
+        "steps": STEPS,
+        "lost": totals.lost,
+        "doubled": totals.doubled,
+        "stuck": totals.stuck,
+        "interrupted": totals.interrupted,
+        "rolled_back": totals.rolled_back,
+        "killed": totals.killed,
+        "window_ms": window.as_millis() as u64,
+        "recovery_ms_median": totals.median_recovery(),
+        "elapsed_ms": began.elapsed().as_millis() as u64,
+        "failures": totals.failures,
+    });
+    if args.json {
+        println!("{report}");
+    } else {
+        println!("{} runs: {}", args.runs, totals.brief());
+    }
+    anyhow::ensure!(
+        (totals.lost, totals.doubled, totals.stuck) == (0, 0, 0),
+        "something was lost, run twice or stuck; run again with --seed {}",
+        args.seed
+    );
+    Ok(())
+}
+
+#[derive(Debug, Default)]
+struct Totals {
+    lost: usize,
+    doubled: usize,
+    stuck: usize,
+    interrupted: usize,
+    rolled_back: usize,
+    killed: BTreeMap<&'static str, usize>,
+    recoveries_ms: Vec<u64>,
+    failures: Vec<String>,
+}
+
+impl Totals {
+    fn add(&mut self, number: u32, victim: Victim, delay: Duration, verdict: &Verdict) {
+        self.lost += verdict.lost.len();
+        self.doubled += verdict.doubled.len();
+        self.stuck += usize::from(verdict.stuck.is_some());
+        self.interrupted += verdict.interrupted;
+        self.rolled_back += verdict.rolled_back;
+        if verdict.killed {
+            *self.killed.entry(victim.name()).or_default() += 1;
+        }
+        self.recoveries_ms.extend(verdict.recovery_ms);
+        if !verdict.is_clean() && self.failures.len() < FAILURES_SHOWN_MAX {
+            self.failures.push(format!("run {number}, {victim:?} killed after {delay:?}: {verdict:?}"));
+        }
+    }
+
+    fn brief(&self) -> String {
+        format!(
+            "lost {}, doubled {}, stuck {}, interrupted {}",
+            self.lost, self.doubled, self.stuck, self.interrupted
+        )
+    }
+
+    fn median_recovery(&self) -> Option<u64> {
+        let mut sorted = self.recoveries_ms.clone();
+        sorted.sort_unstable();
+        sorted.get(sorted.len() / 2).copied()
+    }
 }

@@ -72,13 +72,18 @@ pub(crate) struct Client {
 
 impl Client {
     pub(crate) fn new(global: &Global) -> anyhow::Result<Self> {
+        Self::of(global.server()?)
+    }
+
+    /// A connection to a server that is known otherwise than by the options.
+    pub(crate) fn of(server: ClientFile) -> anyhow::Result<Self> {
         let http = reqwest::Client::builder()
             .connect_timeout(CONNECT_LIMIT)
             // The token must not follow a redirect to another place.
             .redirect(reqwest::redirect::Policy::none())
             .user_agent(concat!("covey/", env!("CARGO_PKG_VERSION")))
             .build()?;
-        Ok(Self { http, server: global.server()? })
+        Ok(Self { http, server })
     }
 
     /// Which server this is.

@@ -33,6 +33,8 @@ pub(crate) struct Cli {
 enum Command {
     /// Run server and runner in one process on this machine.
     Up(up::UpArgs),
+    /// Run the server alone; runners dial in with `covey runner serve`.
+    Server(up::UpArgs),
     /// Let an agent do a task in a directory, and show the whole session.
     Run(run::RunArgs),
     /// Do the main job on real input, with every loss in it, and prove that nothing is missing.
@@ -60,12 +62,14 @@ enum Command {
 pub(crate) fn run(cli: &Cli) -> anyhow::Result<ExitCode> {
     let global = &cli.global;
     match &cli.command {
-        Command::Up(args) => up::run(global, args),
+        Command::Up(args) => up::run(global, args, up::Parts::ServerAndRunner),
+        Command::Server(args) => up::run(global, args, up::Parts::Server),
         Command::Run(args) => wait_for(run::run(global, args)),
         Command::Demo(args) => demo::run(global, args),
         Command::Agent(command) => wait_for(agent::run(global, command)),
         Command::Session(command) => wait_for(session::run(global, command)),
         Command::Home(command) => wait_for(home::run(global, command)),
+        Command::Runner(runner::RunnerCommand::Serve) => runner::serve(global),
         Command::Runner(command) => wait_for(runner::run(global, command)),
         Command::Doctor(args) => wait_for(doctor::run(global, args)),
         Command::Completions(args) => completions::run(args),

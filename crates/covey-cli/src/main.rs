@@ -6,6 +6,7 @@ mod client;
 mod command;
 mod exit_code;
 mod global;
+mod host;
 mod output;
 mod progress;
 mod view;

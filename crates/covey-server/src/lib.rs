@@ -10,4 +10,4 @@ pub mod link;
 pub mod model;
 mod server;
 
-pub use server::{Server, StartError};
+pub use server::{RunnerGate, Server, StartError};

@@ -89,17 +89,10 @@ impl Server {
         &self.stop
     }
 
-    /// Serves a runner over a byte stream, in the background, until the link or the server ends. Dropping the
-    /// other end of the stream ends it.
-    pub fn accept_runner<S>(&self, stream: S, trust: Trust)
-    where
-        S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
-    {
-        let (links, stop) = (self.context.links.clone(), self.stop.clone());
-        self.tasks.spawn(async move {
-            let end = link::serve(stream, &links, trust, &stop).await;
-            tracing::debug!(reason = %end, "link served");
-        });
+    /// Where runners of this trust come in.
+    pub fn runner_gate(&self, trust: Trust) -> RunnerGate {
+        let (links, stop, tasks) = (self.context.links.clone(), self.stop.clone(), self.tasks.clone());
+        RunnerGate { links, stop, tasks, trust }
     }
 
     /// Asks the runner that holds a home to secure it now. False when no connected runner holds it; then what
@@ -131,6 +124,30 @@ impl Server {
         self.tasks.close();
         self.tasks.wait().await;
         self.api.finished().await;
+    }
+}
+
+/// Takes runners in; outlives no server: after its end every stream is closed at once.
+#[derive(Debug, Clone)]
+pub struct RunnerGate {
+    links: Links,
+    stop: CancellationToken,
+    tasks: TaskTracker,
+    trust: Trust,
+}
+
+impl RunnerGate {
+    /// Serves a runner over a byte stream, in the background, until the link or the server ends. Dropping the
+    /// other end of the stream ends it.
+    pub fn accept<S>(&self, stream: S)
+    where
+        S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    {
+        let Self { links, stop, tasks, trust } = self.clone();
+        tasks.spawn(async move {
+            let end = link::serve(stream, &links, trust, &stop).await;
+            tracing::debug!(reason = %end, "link served");
+        });
     }
 }
 

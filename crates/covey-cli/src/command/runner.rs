@@ -1,11 +1,16 @@
 //! `covey runner`: where sandboxes live.
 
+use std::sync::Arc;
+
+use anyhow::Context as _;
 use clap::Subcommand;
 use serde_json::json;
+use tokio_util::sync::CancellationToken;
 
 use crate::client::Client;
 use crate::exit_code::ExitCode;
 use crate::global::Global;
+use crate::host::{self, Layout, Socket};
 use crate::output::{self, field};
 
 /// What to do with runners.
@@ -13,10 +18,30 @@ use crate::output::{self, field};
 pub(crate) enum RunnerCommand {
     /// List the runners that the server knows.
     List,
+    /// Be a runner for the `covey server` of the same data directory.
+    Serve,
+}
+
+/// Runs a runner until it is asked to end; its sandboxes stay, and the next start adopts them.
+pub(crate) fn serve(global: &Global) -> anyhow::Result<ExitCode> {
+    host::log_to_stderr()?;
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
+    runtime.context("the runtime does not start")?.block_on(async {
+        let layout = Layout::prepare(global.data_dir()?)?;
+        let stop = CancellationToken::new();
+        let dial = Arc::new(Socket::of(&layout));
+        tokio::select! {
+            ended = host::run_runner(&layout, dial, stop.clone()) => ended,
+            asked = host::asked_to_end() => asked.context("cannot wait for a signal"),
+        }
+    })?;
+    Ok(ExitCode::Success)
 }
 
 pub(crate) async fn run(global: &Global, command: &RunnerCommand) -> anyhow::Result<ExitCode> {
-    let RunnerCommand::List = command;
+    if let RunnerCommand::Serve = command {
+        anyhow::bail!("`covey runner serve` needs a runtime of its own");
+    }
     let runners = Client::new(global)?.list("/v1/covey/runners", None).await?;
     output::value(global.json, &json!({ "data": runners }), |_| {
         let rows: Vec<_> = runners

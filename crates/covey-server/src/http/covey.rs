@@ -3,7 +3,7 @@
 use axum::Json;
 use axum::extract::State;
 use covey_harness::record::step_event;
-use covey_types::{Generation, HomeId, RootHash, SessionId};
+use covey_types::{Generation, HomeId, OrgId, RootHash, SessionId};
 use covey_wire::api::{Health, Home, HomeImported, Page, Runner, Snapshot};
 use serde_json::Value;
 
@@ -23,7 +23,7 @@ pub(super) async fn homes(State(api): State<Api>, caller: Caller, query: Query) 
     let wanted = db::Page { after, limit: limit + 1, order: page::order(&query, Order::Descending)? };
     let org = caller.org;
     let found = api.inner.db.read("list homes", move |read| store::list(read, org, &wanted)).await?;
-    let found = found.into_iter().map(|home| shown(&home)).collect();
+    let found = found.into_iter().map(|home| shown(org, &home)).collect();
     Ok(Json(page::cut(found, limit, |home: &Home| home.id.clone())))
 }
 
@@ -34,7 +34,7 @@ pub(super) async fn home(
 ) -> Result<Json<Home>> {
     let org = caller.org;
     let home = api.inner.db.read("get home", move |read| store::get(read, org, id)).await?;
-    Ok(Json(shown(&home)))
+    Ok(Json(shown(org, &home)))
 }
 
 pub(super) async fn snapshots(
@@ -144,9 +144,10 @@ pub(super) async fn records(
     Ok(Json(Page { data, next_page: cut.next_page }))
 }
 
-fn shown(home: &store::Home) -> Home {
+fn shown(org: OrgId, home: &store::Home) -> Home {
     Home {
         id: home.id.to_string(),
+        org_id: org.to_string(),
         agent_id: home.agent.to_string(),
         generation: home.generation.0,
         root: home.root.map(|root| root.to_string()),

@@ -7,6 +7,8 @@ use serde::{Deserialize, Serialize};
 pub struct Home {
     /// `home_…`.
     pub id: String,
+    /// The org whose part of the store holds its blocks, `org_…`.
+    pub org_id: String,
     /// `agent_…`.
     pub agent_id: String,
     /// The current snapshot's number; 0 before the first.

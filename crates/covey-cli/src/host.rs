@@ -1,0 +1,297 @@
+//! What runs on this machine: a server, a runner, or both in one process, assembled from configuration.
+//!
+//! What stays true: the runner reaches the server only over the link protocol, in one process over an
+//! in-memory stream and otherwise over a unix socket in the data directory, so one machine exercises what many
+//! would. What does not belong here: arguments, and anything that is printed.
+
+use std::io;
+use std::net::SocketAddr;
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use anyhow::{Context as _, Result, bail};
+use covey_home::Excludes;
+use covey_runner::sandbox::native::NativeBackend;
+use covey_runner::{Dial, DialFuture, LinkStream, Runner, RunnerConfig};
+use covey_server::Server;
+use covey_server::config::Config;
+use covey_server::db::{Db, tokens};
+use covey_server::link::Trust;
+use covey_server::model::Model;
+use covey_server::model::scripted::{ScriptFile, ScriptedModel};
+use tokio::net::{TcpListener, UnixListener, UnixStream};
+use tokio_util::sync::CancellationToken;
+
+use crate::global::{CLIENT_FILE, ClientFile};
+
+/// Bytes in flight on the in-memory link, each way.
+const LINK_BYTES: usize = 256 * 1024;
+/// The name that the local token has in lists.
+const LOCAL_TOKEN: &str = "local";
+
+/// Which model a server asks.
+#[derive(Debug, Clone)]
+pub(crate) enum ModelChoice {
+    /// A Messages-compatible endpoint; none: `COVEY_MODEL_URL`, `ANTHROPIC_BASE_URL`, then the vendor's.
+    Endpoint(Option<String>),
+    /// A script in place of a model.
+    Script(PathBuf),
+}
+
+/// Where things are kept on this machine.
+#[derive(Debug, Clone)]
+pub(crate) struct Layout {
+    data_dir: PathBuf,
+}
+
+impl Layout {
+    /// Makes the data directory, for this user only.
+    pub(crate) fn prepare(data_dir: PathBuf) -> Result<Self> {
+        std::fs::DirBuilder::new()
+            .recursive(true)
+            .mode(0o700)
+            .create(&data_dir)
+            .with_context(|| format!("the data directory {} cannot be made", data_dir.display()))?;
+        Ok(Self { data_dir })
+    }
+
+    fn client_file(&self) -> PathBuf {
+        self.data_dir.join(CLIENT_FILE)
+    }
+
+    fn runner_dir(&self) -> PathBuf {
+        self.data_dir.join("runner")
+    }
+
+    fn runner_socket(&self) -> PathBuf {
+        self.data_dir.join("runner.sock")
+    }
+
+    /// The home store's directory, or none when it is turned off. `COVEY_BLOB_STORE` moves it.
+    pub(crate) fn store_dir(&self) -> Result<Option<PathBuf>> {
+        match setting("COVEY_HOME_STORE").as_deref() {
+            None | Some("true" | "1") => {}
+            Some("false" | "0") => return Ok(None),
+            Some(other) => bail!("COVEY_HOME_STORE is `{other}`; set it to true or false"),
+        }
+        match setting("COVEY_BLOB_STORE") {
+            None => Ok(Some(self.data_dir.join("store"))),
+            Some(url) => match url.strip_prefix("file://") {
+                Some(path) if path.starts_with('/') => Ok(Some(PathBuf::from(path))),
+                _ => {
+                    bail!("COVEY_BLOB_STORE is `{url}`; this version keeps blocks in a directory: file:///…")
+                }
+            },
+        }
+    }
+}
+
+fn setting(name: &str) -> Option<String> {
+    std::env::var(name).ok().filter(|value| !value.trim().is_empty())
+}
+
+/// A server that listens.
+#[derive(Debug)]
+pub(crate) struct RunningServer {
+    server: Server,
+    /// Where it is, and a token for it.
+    pub(crate) client: ClientFile,
+    serving: tokio::task::JoinHandle<io::Result<()>>,
+}
+
+impl RunningServer {
+    /// Opens the database, takes over what was left, listens, and leaves word in `client.json`.
+    pub(crate) async fn start(layout: &Layout, listen: SocketAddr, model: &ModelChoice) -> Result<Self> {
+        let mut config = Config { data_dir: layout.data_dir.clone(), listen, ..Config::default() };
+        let model = choose_model(&mut config, model)?;
+        let db = Db::open(&config.database_path())?;
+        let listener = TcpListener::bind(listen)
+            .await
+            .with_context(|| format!("cannot listen on {listen}; choose another address with --listen"))?;
+        let address = listener.local_addr().context("the address that was bound")?;
+        let server = Server::start(db, model).await?;
+        let token = local_token(layout, &server).await?;
+        let client = ClientFile { url: format!("http://{address}"), token };
+        write_client_file(layout, &client)?;
+        let api = server.api().clone();
+        let serving =
+            tokio::spawn(async move { covey_server::http::serve(listener, api.router(), &api).await });
+        Ok(Self { server, client, serving })
+    }
+
+    /// Lets runners of the same user dial in through the data directory.
+    pub(crate) fn listen_for_runners(&self, layout: &Layout) -> Result<()> {
+        let path = layout.runner_socket();
+        match std::fs::remove_file(&path) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error.into()),
+            _ => {}
+        }
+        let listener = UnixListener::bind(&path).with_context(|| format!("{}", path.display()))?;
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600))?;
+        let gate = self.server.runner_gate(Trust::InProcess(self.server.default_org()));
+        let stop = self.server.stopping().clone();
+        tokio::spawn(async move {
+            loop {
+                let accepted = tokio::select! {
+                    accepted = listener.accept() => accepted,
+                    () = stop.cancelled() => return,
+                };
+                match accepted {
+                    Ok((stream, _)) => gate.accept(stream),
+                    Err(error) => tracing::warn!(%error, "a runner could not dial in"),
+                }
+            }
+        });
+        Ok(())
+    }
+
+    /// A way for a runner in this process to reach the server.
+    pub(crate) fn in_process_dial(&self) -> Arc<dyn Dial> {
+        let gate = self.server.runner_gate(Trust::InProcess(self.server.default_org()));
+        Arc::new(InProcess { gate })
+    }
+
+    /// Resolves when the server stops by itself.
+    pub(crate) async fn stopped(&self) {
+        self.server.stopping().cancelled().await;
+    }
+
+    /// Ends it; what is under way is driven on by the next start.
+    pub(crate) async fn shutdown(self) -> Result<()> {
+        self.server.shutdown().await;
+        self.serving.await.context("the API's task")?.context("the API")?;
+        Ok(())
+    }
+}
+
+fn choose_model(config: &mut Config, model: &ModelChoice) -> Result<Arc<dyn Model>> {
+    let variable = |name: &str| setting(name);
+    match model {
+        ModelChoice::Script(path) => {
+            let script = ScriptFile::read(path)
+                .with_context(|| format!("the model script {} cannot be used", path.display()))?;
+            Ok(Arc::new(ScriptedModel::new(script)))
+        }
+        ModelChoice::Endpoint(url) => {
+            let url =
+                url.clone().or_else(|| setting("COVEY_MODEL_URL")).or_else(|| setting("ANTHROPIC_BASE_URL"));
+            if let Some(url) = url {
+                config.model_url = url;
+            }
+            Ok(Arc::new(config.model_client(&variable)?))
+        }
+    }
+}
+
+/// The token of earlier starts, or a new one: the database knows hashes only, so the text is kept for this
+/// user's own clients in a file that nobody else can read.
+async fn local_token(layout: &Layout, server: &Server) -> Result<String> {
+    if let Ok(text) = std::fs::read_to_string(layout.client_file())
+        && let Ok(known) = serde_json::from_str::<ClientFile>(&text)
+    {
+        let secret = known.token.clone();
+        let verified =
+            server.db().read("verify local token", move |read| tokens::verify(read, &secret)).await?;
+        if verified.is_some() {
+            return Ok(known.token);
+        }
+    }
+    let org = server.default_org();
+    let (_, secret) =
+        server.db().write("make local token", move |tx| tokens::create(tx, org, LOCAL_TOKEN)).await?;
+    Ok(secret)
+}
+
+fn write_client_file(layout: &Layout, client: &ClientFile) -> Result<()> {
+    let path = layout.client_file();
+    let unfinished = path.with_extension("json.new");
+    match std::fs::remove_file(&unfinished) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error.into()),
+        _ => {}
+    }
+    let write = || -> io::Result<()> {
+        let file = std::fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(&unfinished)?;
+        serde_json::to_writer_pretty(&file, client).map_err(io::Error::from)?;
+        file.sync_all()?;
+        std::fs::rename(&unfinished, &path)
+    };
+    write().with_context(|| format!("cannot write {}", path.display()))
+}
+
+/// Runs a runner until `stop`.
+pub(crate) async fn run_runner(layout: &Layout, dial: Arc<dyn Dial>, stop: CancellationToken) -> Result<()> {
+    let excludes = Excludes::from_setting(setting("COVEY_HOME_EXCLUDES").as_deref());
+    for pattern in excludes.unreadable() {
+        tracing::warn!(pattern, "this pattern of COVEY_HOME_EXCLUDES cannot be read and excludes nothing");
+    }
+    let mut config = RunnerConfig::new(layout.runner_dir(), layout.store_dir()?);
+    config.excludes = excludes;
+    config.name = host_name();
+    let runner = Runner::new(config, Arc::new(NativeBackend::new()))?;
+    runner.run(dial, stop).await.context("the runner")
+}
+
+fn host_name() -> String {
+    rustix::system::uname().nodename().to_string_lossy().into_owned()
+}
+
+/// Reaches a server in this process.
+#[derive(Debug)]
+struct InProcess {
+    gate: covey_server::RunnerGate,
+}
+
+impl Dial for InProcess {
+    fn dial(&self) -> DialFuture<'_> {
+        let (ours, theirs) = tokio::io::duplex(LINK_BYTES);
+        self.gate.accept(theirs);
+        Box::pin(std::future::ready(Ok(Box::new(ours) as Box<dyn LinkStream>)))
+    }
+}
+
+/// Reaches the server of the same user through its data directory.
+#[derive(Debug)]
+pub(crate) struct Socket {
+    path: PathBuf,
+}
+
+impl Socket {
+    pub(crate) fn of(layout: &Layout) -> Self {
+        Self { path: layout.runner_socket() }
+    }
+}
+
+impl Dial for Socket {
+    fn dial(&self) -> DialFuture<'_> {
+        Box::pin(async {
+            let stream = UnixStream::connect(&self.path).await?;
+            Ok(Box::new(stream) as Box<dyn LinkStream>)
+        })
+    }
+}
+
+/// Resolves when somebody asks this process to end.
+pub(crate) async fn asked_to_end() -> io::Result<()> {
+    use tokio::signal::unix::{SignalKind, signal};
+    let (mut terminate, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
+    tokio::select! {
+        _ = terminate.recv() => {}
+        _ = interrupt.recv() => {}
+    }
+    Ok(())
+}
+
+/// Sends log lines to stderr, filtered by `COVEY_LOG` (for example `debug` or `covey_runner=trace`).
+pub(crate) fn log_to_stderr() -> Result<()> {
+    use tracing_subscriber::EnvFilter;
+    let filter = match setting("COVEY_LOG") {
+        Some(text) => EnvFilter::try_new(&text).with_context(|| format!("COVEY_LOG is `{text}`"))?,
+        None => EnvFilter::new("info"),
+    };
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(io::stderr)
+        .try_init()
+        .map_err(|error| anyhow::anyhow!("cannot log: {error}"))
+}
