@@ -112,7 +112,12 @@ impl RunningServer {
         let address = listener.local_addr().context("the address that was bound")?;
         let server = Server::start(db, model).await?;
         let token = local_token(layout, &server).await?;
-        let client = ClientFile { url: format!("http://{address}"), token };
+        let client = ClientFile {
+            url: format!("http://{address}"),
+            token,
+            store: layout.store_dir()?,
+            org: Some(server.default_org().to_string()),
+        };
         write_client_file(layout, &client)?;
         let api = server.api().clone();
         let serving =
