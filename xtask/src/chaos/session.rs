@@ -110,8 +110,7 @@ pub(super) fn run(
         {
             verdict.recovery_ms = Some(at.elapsed().as_millis() as u64);
         }
-        let idle = events.last().is_some_and(|event| event["type"] == "session.status_idle");
-        idle.then_some(Ok(events))
+        is_idle(&events).then_some(Ok(events))
     });
     let events = match ended {
         Some(events) => events?,
@@ -156,6 +155,11 @@ fn strike(cluster: &mut Cluster, victim: Victim, downtime: Duration) -> Result<b
 fn list(cluster: &Cluster, session: &str) -> Result<Vec<Value>> {
     let page = cluster.get(&format!("/v1/sessions/{session}/events?limit=1000"))?;
     Ok(page["data"].as_array().cloned().unwrap_or_default())
+}
+
+fn is_idle(events: &[Value]) -> bool {
+    let is_status = |event: &&Value| event["type"].as_str().is_some_and(|t| t.starts_with("session.status_"));
+    events.iter().rfind(is_status).is_some_and(|event| event["type"] == "session.status_idle")
 }
 
 fn results(events: &[Value]) -> usize {

@@ -13,14 +13,14 @@ pub(super) struct Shown {
     content: Value,
 }
 
-/// Reduces an event log to what must be the same. Model-request spans are left out: a server that dies while
-/// the model speaks asks again, and says so.
+/// Reduces an event log to what must be the same: the conversation, the calls and their results. What Covey says
+/// about its own work (requests to the model, sandboxes that are ready, snapshots) follows the losses.
 pub(super) fn shown(events: &[Value]) -> Vec<Shown> {
     events
         .iter()
         .filter_map(|event| {
             let kind = event["type"].as_str()?;
-            if kind.starts_with("span.") {
+            if ["span.", "sandbox.", "home."].iter().any(|own| kind.starts_with(own)) {
                 return None;
             }
             let content = json!({

@@ -109,13 +109,14 @@ impl Seen {
     }
 
     fn is_idle(&self) -> bool {
-        self.events.last().is_some_and(|event| event["type"] == "session.status_idle")
+        let is_status = |event: &&Value| event["type"].as_str().is_some_and(|t| t.starts_with("session.status_"));
+        self.events.iter().rfind(is_status).is_some_and(|event| event["type"] == "session.status_idle")
     }
 
     /// Whether the newest record of a secured home came after the newest tool result.
     fn last_step_is_secured(&self, world: &World) -> Result<bool> {
         let records = world.api.list(&format!("/v1/covey/sessions/{}/records", self.session))?;
-        let last = |kind: &str| records.iter().rposition(|record| record["kind"] == kind);
+        let last = |kind: &str| records.iter().rposition(|record| record["body"]["type"] == kind);
         Ok(last("home.secured").is_some_and(|secured| Some(secured) > last("agent.tool_result")))
     }
 }
