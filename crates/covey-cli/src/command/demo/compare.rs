@@ -16,8 +16,8 @@ pub(super) struct Shown {
 /// Reduces an event log to what must be the same: the conversation, the calls and their results. What Covey says
 /// about its own work (requests to the model, sandboxes that are ready, snapshots) follows the losses.
 pub(super) fn shown(events: &[Value]) -> Vec<Shown> {
-    events
-        .iter()
+    in_call_order(events)
+        .into_iter()
         .filter_map(|event| {
             let kind = event["type"].as_str()?;
             if ["span.", "sandbox.", "home."].iter().any(|own| kind.starts_with(own)) {
@@ -33,6 +33,20 @@ pub(super) fn shown(events: &[Value]) -> Vec<Shown> {
             Some(Shown { kind: kind.to_owned(), content })
         })
         .collect()
+}
+
+/// Results of parallel calls come as they finish, which no two runs share; the model gets them in the order of
+/// its calls, and so do we.
+fn in_call_order(events: &[Value]) -> Vec<&Value> {
+    let is_result = |event: &Value| event["type"] == "agent.tool_result";
+    let position = |result: &Value| events.iter().position(|event| event["id"] == result["tool_use_id"]);
+    let mut ordered: Vec<&Value> = events.iter().collect();
+    for run in ordered.chunk_by_mut(|a, b| is_result(a) == is_result(b)) {
+        if run.first().is_some_and(|event| is_result(event)) {
+            run.sort_by_key(|result| position(result));
+        }
+    }
+    ordered
 }
 
 /// The position of the interrupted call's result in the log, if there is one.
@@ -133,6 +147,16 @@ mod tests {
         let cut = without_interrupted_call(&lossy("C")).unwrap();
         assert!(first_difference(&reference, &cut).unwrap().starts_with("event 3:"));
         assert!(without_interrupted_call(&reference).is_err());
+    }
+
+    #[test]
+    fn results_of_parallel_calls_are_compared_in_the_order_of_the_calls() {
+        let (one, two) = (call("1", "a"), call("2", "b"));
+        let first = shown(&[one.clone(), two.clone(), result("1", "A", false), result("2", "B", false)]);
+        let second = shown(&[one.clone(), two.clone(), result("2", "B", false), result("1", "A", false)]);
+        assert_eq!(first_difference(&first, &second), None);
+        let swapped = shown(&[one, two, result("1", "B", false), result("2", "A", false)]);
+        assert!(first_difference(&first, &swapped).is_some());
     }
 
     #[test]
