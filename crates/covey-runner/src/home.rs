@@ -119,6 +119,8 @@ struct Home {
     dropped_in_a_row: u32,
     /// A `Publish` that was not answered.
     offered: Option<RunnerToServer>,
+    /// A secure was due while an offer was unanswered.
+    secure_after_answer: bool,
     /// Last time anything ran.
     active_at: Instant,
     link_down_since: Option<Instant>,
@@ -161,6 +163,7 @@ pub(crate) fn spawn(
         attempt: 0,
         dropped_in_a_row: 0,
         offered: None,
+        secure_after_answer: false,
         active_at: Instant::now(),
         link_down_since: None,
     };
@@ -386,7 +389,7 @@ impl Home {
         }
         // The working copy is what the agent goes on with, partial effects included: its own generation.
         self.begin_secure().await;
-        if self.securing.is_none() && self.ended.take().is_some() {
+        if self.securing.is_none() && !self.secure_after_answer && self.ended.take().is_some() {
             self.report_state(sandbox, SandboxState::Gone, "nothing could be secured").await;
         }
     }

@@ -62,6 +62,11 @@ impl Home {
         if !self.running.is_empty() {
             return;
         }
+        // One offer at a time: the mark can name only one root whose answer may have been lost.
+        if self.offered.is_some() {
+            self.secure_after_answer = true;
+            return;
+        }
         let (Some(lease), Some(mark)) = (self.lease, self.mark.clone()) else { return };
         let store = match self.runner.store(lease.org) {
             Ok(Some(store)) => store,
@@ -186,7 +191,10 @@ impl Home {
                 self.destroy().await;
             }
         }
-        if self.live.is_none() {
+        if std::mem::take(&mut self.secure_after_answer) {
+            self.begin_secure().await;
+        }
+        if self.live.is_none() && self.securing.is_none() {
             self.report_gone().await;
         }
     }

@@ -109,7 +109,8 @@ impl Seen {
     }
 
     fn is_idle(&self) -> bool {
-        let is_status = |event: &&Value| event["type"].as_str().is_some_and(|t| t.starts_with("session.status_"));
+        let is_status =
+            |event: &&Value| event["type"].as_str().is_some_and(|t| t.starts_with("session.status_"));
         self.events.iter().rfind(is_status).is_some_and(|event| event["type"] == "session.status_idle")
     }
 

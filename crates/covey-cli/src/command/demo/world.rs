@@ -122,7 +122,8 @@ impl World {
             sandbox.destroy()?;
         }
         let lost = self.data_dir.with_extension("lost-host");
-        std::fs::rename(self.runner_dir(), &lost).with_context(|| format!("cannot take {} away", lost.display()))
+        std::fs::rename(self.runner_dir(), &lost)
+            .with_context(|| format!("cannot take {} away", lost.display()))
     }
 
     pub(super) fn runner_dir(&self) -> PathBuf {
