@@ -165,7 +165,7 @@ async fn play(db: &Db, host: &Arc<Mutex<Host>>, org: OrgId, session: SessionId) 
         let client = Anthropic::new(&model.base_url(), None, CallLimits::default()).unwrap();
         let server = Server::start(db.clone(), Arc::new(client)).await.unwrap();
         let (near, far) = tokio::io::duplex(64 * 1024);
-        server.accept_runner(near, Trust::InProcess(org));
+        server.runner_gate(Trust::InProcess(org)).accept(near);
         let runner = tokio::spawn(run(Arc::clone(host), far));
         let mut follower = db.follow(org, session, 0);
         let is_idle = |event: &Value| event["type"] == "session.status_idle";

@@ -16,7 +16,7 @@ use crate::host::{self, Layout, ModelChoice, RunningServer};
 #[derive(Debug, Args)]
 pub(crate) struct UpArgs {
     /// Where to listen; port 0 takes a free one.
-    #[arg(long, default_value = "127.0.0.1:7788", value_name = "ADDRESS")]
+    #[arg(long, env = "COVEY_LISTEN", default_value = "127.0.0.1:7788", value_name = "ADDRESS")]
     listen: SocketAddr,
     /// Any Messages-compatible endpoint [default: COVEY_MODEL_URL, ANTHROPIC_BASE_URL, then the vendor's].
     #[arg(long, value_name = "URL")]
