@@ -59,7 +59,7 @@ pub(crate) fn run(global: &Global, args: &DemoArgs) -> Result<ExitCode> {
     if args.keep {
         eprintln!("kept {}", kept.display());
     } else {
-        world::remove_tree(&kept)?;
+        world::remove_trees(&kept)?;
     }
     let report = result?;
     let ok = report["ok"] == json!(true);
@@ -172,7 +172,7 @@ async fn serve_script() -> Result<scripted::Handle> {
 /// A run and what was taken from its store afterwards.
 struct Run {
     outcome: Outcome,
-    /// The published home, put back from the store on an empty directory.
+    /// The home in the end: for the run with losses put back from the store on an empty directory.
     restored: PathBuf,
     red_before: bool,
     green_after: bool,
@@ -192,8 +192,15 @@ fn one_run(place: &Place<'_>, name: &str, losses: &[Loss]) -> Result<Run> {
     let mut world = World::start(&place.directory.join(name), place.model_url, place.handle)?;
     let outcome = run::run(&mut world, place.template, losses, place.scripted, place.model_name)?;
     world.stop()?;
-    let restored = place.directory.join(format!("{name}-restored"));
-    put_back(&world, &outcome, &restored)?;
+    let restored = match losses {
+        // Nothing was taken away: the working copy is what the session made.
+        [] => world.working_copy(&outcome.home),
+        _ => {
+            let target = place.directory.join(format!("{name}-restored"));
+            put_back(&world, &outcome, &target)?;
+            target
+        }
+    };
     let red_before = !checks::pass(&place.template.join("invoice"), place.directory)?;
     let green_after = checks::pass(&restored.join("invoice"), place.directory)?;
     Ok(Run { outcome, restored, red_before, green_after })

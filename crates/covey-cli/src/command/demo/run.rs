@@ -53,6 +53,7 @@ pub(super) struct Outcome {
     pub(super) losses: Vec<LossReport>,
     pub(super) session_ms: u64,
     pub(super) org: String,
+    pub(super) home: String,
     pub(super) root: String,
     pub(super) generation: u64,
 }
@@ -173,6 +174,7 @@ pub(super) fn run(
         losses: reports,
         session_ms,
         org: text("org_id")?,
+        home: seen.home,
         root: text("root")?,
         generation: home["generation"].as_u64().context("a home has a generation")?,
     })

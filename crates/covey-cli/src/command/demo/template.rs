@@ -65,13 +65,19 @@ pub(super) fn build(dir: &Path, repo: Option<&Path>) -> Result<Template> {
     if let Some(repo) = &repo {
         copy_repository(repo, &dir.join("repository"), &mut template)?;
     }
-    for source in package_sources() {
-        if count(&template.dir)?.files >= FILES_MIN * 2 {
+    let packages = package_sources()?;
+    if !packages.is_empty() {
+        template.sources.push("package sources of the build".to_owned());
+    }
+    let mut files = count(dir)?.files;
+    for package in packages {
+        // Whole packages until it is enough: every file more is written five times by what follows.
+        if files > FILES_MIN {
             break;
         }
-        let name = source.file_name().unwrap_or(OsStr::new("packages")).to_owned();
-        copy_tree(&source, &dir.join("packages").join(name))?;
-        template.sources.push("package sources of the build".to_owned());
+        let target = dir.join("packages").join(package.file_name().unwrap_or(OsStr::new("package")));
+        copy_tree(&package, &target)?;
+        files += count(&target)?.files;
     }
     if count(dir)?.files < FILES_MIN
         && let Some(doc) = toolchain_documentation()
@@ -122,19 +128,38 @@ fn copy_repository(repo: &Path, target: &Path, template: &mut Template) -> Resul
     Ok(())
 }
 
-fn package_sources() -> Vec<PathBuf> {
+/// The directories of the packages that cargo has unpacked.
+fn package_sources() -> Result<Vec<PathBuf>> {
     let home = |variable: &str, below: &str| {
         std::env::var_os(variable)
             .map(PathBuf::from)
             .or_else(|| std::env::var_os("HOME").map(|home| PathBuf::from(home).join(below)))
     };
-    let Some(registry) = home("CARGO_HOME", ".cargo").map(|cargo| cargo.join("registry/src")) else {
-        return Vec::new();
+    let Some(registries) = home("CARGO_HOME", ".cargo").map(|cargo| cargo.join("registry/src")) else {
+        return Ok(Vec::new());
     };
-    let mut sources: Vec<PathBuf> =
-        fs::read_dir(registry).into_iter().flatten().filter_map(|e| Some(e.ok()?.path())).collect();
-    sources.sort();
-    sources
+    let mut packages = Vec::new();
+    for registry in directories(&registries)? {
+        packages.extend(directories(&registry)?);
+    }
+    Ok(packages)
+}
+
+/// The directories in a directory, by name; none when it is not there.
+fn directories(dir: &Path) -> Result<Vec<PathBuf>> {
+    let entries = match fs::read_dir(dir) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        entries => entries.with_context(|| format!("cannot read {}", dir.display()))?,
+    };
+    let mut found = Vec::new();
+    for entry in entries {
+        let entry = entry?;
+        if entry.file_type()?.is_dir() {
+            found.push(entry.path());
+        }
+    }
+    found.sort();
+    Ok(found)
 }
 
 fn toolchain_documentation() -> Option<PathBuf> {

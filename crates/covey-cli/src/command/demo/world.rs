@@ -229,8 +229,24 @@ async fn import_directory(client: &Client, store: &Path, org: &str, home: &str, 
     Ok(())
 }
 
+/// Removes a directory and the trees in it, side by side.
+pub(super) fn remove_trees(dir: &Path) -> Result<()> {
+    let mut trees = Vec::new();
+    for entry in std::fs::read_dir(dir)? {
+        trees.push(entry?.path());
+    }
+    std::thread::scope(|scope| {
+        let removals: Vec<_> = trees.iter().map(|tree| scope.spawn(|| remove_tree(tree))).collect();
+        removals.into_iter().try_for_each(|removal| match removal.join() {
+            Ok(removed) => removed,
+            Err(_) => bail!("removing the demo's directory panicked"),
+        })
+    })?;
+    remove_tree(dir)
+}
+
 /// Removes a tree of ours, also directories without permissions.
-pub(super) fn remove_tree(dir: &Path) -> Result<()> {
+fn remove_tree(dir: &Path) -> Result<()> {
     use std::os::unix::fs::PermissionsExt;
     let metadata = match std::fs::symlink_metadata(dir) {
         Ok(metadata) => metadata,
