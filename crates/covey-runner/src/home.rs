@@ -105,6 +105,8 @@ struct Home {
     live: Option<Live>,
     /// Calls handed to the daemon that have no result.
     running: BTreeSet<StepId>,
+    /// Questions to the daemon that have no answer: it must not be frozen until they have.
+    asked: BTreeSet<StepId>,
     /// Calls that wait for a secure which must not be dropped again.
     waiting: Vec<ToolCall>,
     /// Results that the server has not acknowledged.
@@ -155,6 +157,7 @@ pub(crate) fn spawn(
         mark,
         live: None,
         running: BTreeSet::new(),
+        asked: BTreeSet::new(),
         waiting: Vec::new(),
         results: BTreeMap::new(),
         securing: None,

@@ -56,13 +56,14 @@ pub(crate) fn run(global: &Global, args: &DemoArgs) -> Result<ExitCode> {
         tempfile::Builder::new().prefix("covey-demo-").tempdir().context("cannot make a directory")?;
     let result = demonstrate(args, directory.path());
     let kept = directory.keep();
-    if args.keep {
+    let ok = result.as_ref().is_ok_and(|report| report["ok"] == json!(true));
+    if args.keep || !ok {
+        // Also unasked when something went wrong: the logs in it say what.
         eprintln!("kept {}", kept.display());
     } else {
         world::remove_trees(&kept)?;
     }
     let report = result?;
-    let ok = report["ok"] == json!(true);
     crate::output::value(global.json, &report, report_text)?;
     if !ok {
         bail!("the demo found differences");

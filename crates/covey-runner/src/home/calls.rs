@@ -77,12 +77,21 @@ impl Home {
             let reason = format!("the sandbox it was started in does not answer: {error}");
             return self.lose(step, ToolLoss::Interrupted, &reason).await;
         }
+        // The daemon repeats kept results on a new link, and the first of them may have begun a secure: frozen, it
+        // would never answer.
+        self.drop_secure();
+        if let Err(error) = self.thaw().await {
+            let reason = format!("the sandbox it was started in does not thaw: {error}");
+            return self.lose(step, ToolLoss::Interrupted, &reason).await;
+        }
         let asked = self
             .live
             .as_ref()
             .and_then(|live| live.link.as_ref())
             .is_some_and(|(_, link)| link.send(RunnerToSandbox::Query { step }));
-        if !asked {
+        if asked {
+            self.asked.insert(step);
+        } else {
             self.lose(step, ToolLoss::Interrupted, "the sandbox it was started in does not answer").await;
         }
     }
@@ -157,12 +166,31 @@ impl Home {
         }
     }
 
+    async fn take_report(&mut self, sandbox: SandboxId, step: StepId, report: StepReport) {
+        self.asked.remove(&step);
+        let loss = match report {
+            StepReport::Running => {
+                self.active_at = Instant::now();
+                self.running.insert(step);
+                self.sandbox_event(SandboxEvent::StepBegan, "a running call was reattached").await;
+                return self.send(RunnerToServer::ToolStarted { home: self.home, step }).await;
+            }
+            StepReport::Done { result } => return self.finish(sandbox, step, result).await,
+            StepReport::Unknown => (ToolLoss::NeverStarted, "the sandbox never saw it"),
+            StepReport::Acknowledged => (ToolLoss::Interrupted, "its result was taken before and is dropped"),
+        };
+        self.running.remove(&step);
+        self.lose(step, loss.0, loss.1).await;
+        self.begin_secure().await;
+    }
+
     async fn finish(&mut self, sandbox: SandboxId, step: StepId, result: ToolResult) {
         if self.results.len() >= RESULTS_MAX && !self.results.contains_key(&step) {
             tracing::error!(home = %self.home, %sandbox, "more results than calls; the sandbox is ended");
             return self.destroy().await;
         }
         let was_running = self.running.remove(&step);
+        self.asked.remove(&step);
         self.active_at = Instant::now();
         if let Some(live) = &mut self.live {
             live.keep_running = result.keep_running;
@@ -204,8 +232,9 @@ impl Home {
         for call in std::mem::take(&mut self.waiting) {
             self.lose(call.step, ToolLoss::NeverStarted, reason).await;
         }
-        for step in std::mem::take(&mut self.running) {
-            self.lose(step, ToolLoss::Interrupted, reason).await;
+        let asked = std::mem::take(&mut self.asked);
+        for step in std::mem::take(&mut self.running).union(&asked) {
+            self.lose(*step, ToolLoss::Interrupted, reason).await;
         }
     }
 

@@ -59,7 +59,7 @@ impl Home {
 
     /// Starts to secure, unless a call runs (its end starts one) or nobody may publish.
     pub(super) async fn begin_secure(&mut self) {
-        if !self.running.is_empty() {
+        if !self.running.is_empty() || !self.asked.is_empty() {
             return;
         }
         // One offer at a time: the mark can name only one root whose answer may have been lost.
