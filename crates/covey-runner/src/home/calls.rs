@@ -140,24 +140,7 @@ impl Home {
                 }
             }
             SandboxToRunner::Done { step, result } => self.finish(sandbox, step, result).await,
-            SandboxToRunner::Report { step, report } => match report {
-                StepReport::Unknown => {
-                    self.running.remove(&step);
-                    self.lose(step, ToolLoss::NeverStarted, "the sandbox never saw it").await;
-                }
-                StepReport::Running => {
-                    self.active_at = Instant::now();
-                    self.running.insert(step);
-                    self.sandbox_event(SandboxEvent::StepBegan, "a running call was reattached").await;
-                    self.send(RunnerToServer::ToolStarted { home: self.home, step }).await;
-                }
-                StepReport::Done { result } => self.finish(sandbox, step, result).await,
-                StepReport::Acknowledged => {
-                    self.running.remove(&step);
-                    self.lose(step, ToolLoss::Interrupted, "its result was taken before and is dropped")
-                        .await;
-                }
-            },
+            SandboxToRunner::Report { step, report } => self.take_report(sandbox, step, report).await,
             SandboxToRunner::Hello { .. }
             | SandboxToRunner::Refused { .. }
             | SandboxToRunner::Frozen

@@ -1,0 +1,4 @@
+//! The runner from outside, with the fake backend: what it promises of homes.
+
+#[cfg(test)]
+mod promises;
