@@ -4,7 +4,7 @@
 //! in-memory stream and otherwise over a unix socket in the data directory, so one machine exercises what many
 //! would. What does not belong here: arguments, and anything that is printed.
 
-use std::io;
+use std::io::{self, IsTerminal as _};
 use std::net::SocketAddr;
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
 use std::path::PathBuf;
@@ -105,6 +105,14 @@ impl RunningServer {
     pub(crate) async fn start(layout: &Layout, listen: SocketAddr, model: &ModelChoice) -> Result<Self> {
         let mut config = Config { data_dir: layout.data_dir.clone(), listen, ..Config::default() };
         let model = choose_model(&mut config, model)?;
+        if let Some(store) = layout.store_dir()? {
+            // Clients of this machine put homes into it before any runner does.
+            std::fs::DirBuilder::new()
+                .recursive(true)
+                .mode(0o700)
+                .create(&store)
+                .with_context(|| format!("the home store {} cannot be made", store.display()))?;
+        }
         let db = Db::open(&config.database_path())?;
         let listener = TcpListener::bind(listen)
             .await
@@ -297,6 +305,7 @@ pub(crate) fn log_to_stderr() -> Result<()> {
     tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(io::stderr)
+        .with_ansi(io::stderr().is_terminal())
         .try_init()
         .map_err(|error| anyhow::anyhow!("cannot log: {error}"))
 }

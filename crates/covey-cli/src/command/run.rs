@@ -176,13 +176,13 @@ async fn settle(client: &Client, session: &str, home: &str) -> anyhow::Result<Op
     let started = tokio::time::Instant::now();
     loop {
         let current = client.get(&path).await?;
-        if current["session_id"].is_null() {
-            check_secured(client, session).await?;
-            return root_of(&current);
+        // The order matters: what is published when the last step is known to be secured contains that step.
+        if current["session_id"].is_null() && is_secured(client, session).await? {
+            return root_of(&client.get(&path).await?);
         }
         if started.elapsed() > SETTLE_LIMIT {
             let text = format!(
-                "the home {home} is still in use after {} s; nothing was written back",
+                "the home {home} is in use or not secured after {} s; nothing was written back",
                 SETTLE_LIMIT.as_secs()
             );
             return Err(Refusal::new(Fault::Retry, text).into());
@@ -191,19 +191,20 @@ async fn settle(client: &Client, session: &str, home: &str) -> anyhow::Result<Op
     }
 }
 
-/// The newest published state is the agent's last one only if its last secure succeeded.
-async fn check_secured(client: &Client, session: &str) -> anyhow::Result<()> {
+/// Whether the published state contains the agent's last step: the session is idle before its home is secured.
+/// An error when the last secure failed, for then it never will.
+async fn is_secured(client: &Client, session: &str) -> anyhow::Result<bool> {
     let events = client.list(&format!("{}/events", id_path("sessions", session)?), None).await?;
-    let is_secure =
-        |event: &&Value| matches!(event["type"].as_str(), Some("home.secured" | "home.secure_failed"));
-    match events.iter().rfind(is_secure) {
-        Some(event) if event["type"] == "home.secure_failed" => {
+    let last = |kind: &str| events.iter().rposition(|event| event["type"] == kind);
+    let (secured, failed) = (last("home.secured"), last("home.secure_failed"));
+    match failed.filter(|failed| Some(*failed) > secured).map(|failed| &events[failed]) {
+        Some(event) => {
             let why = one_line(&output::field(event, "/detail"));
             let text =
                 format!("the agent's last files could not be secured ({why}); nothing was written back");
             Err(Refusal::new(Fault::Retry, text).into())
         }
-        _ => Ok(()),
+        None => Ok(last("agent.tool_result").is_none_or(|result| secured > Some(result))),
     }
 }
 

@@ -26,6 +26,8 @@ fn with_result(make: impl FnOnce(&std::path::Path)) -> (FakeServer, Place) {
         json!({ "type": "agent.tool_use", "name": "bash", "input": { "command": "mend program" } }),
         json!({ "type": "agent.tool_result", "content": [{ "type": "text", "text": "mended" }] }),
         json!({ "type": "session.status_idle", "stop_reason": { "type": "end_turn" } }),
+        // As the real server says it: idle first, secured a moment later.
+        json!({ "type": "home.secured", "generation": 2, "changed": true }),
     ]);
     drop(state);
     (server, place)
