@@ -29,6 +29,13 @@ pub(crate) struct Cli {
     command: Command,
 }
 
+impl Cli {
+    /// Whether a program reads the output, errors among it.
+    pub(crate) fn wants_json(&self) -> bool {
+        self.global.json
+    }
+}
+
 #[derive(Debug, Subcommand)]
 enum Command {
     /// Run server and runner in one process on this machine.

@@ -60,6 +60,12 @@ impl Global {
 
     /// Where the server is, the token for it and, for a server of this machine, its store.
     pub(crate) fn server(&self) -> anyhow::Result<ClientFile> {
+        if let Some(url) = &self.url
+            && !["http://", "https://"].iter().any(|scheme| url.starts_with(scheme))
+        {
+            let text = format!("`{url}` is no address of a server; give one such as http://127.0.0.1:7788");
+            return Err(Refusal::new(Fault::Invalid, text).into());
+        }
         let file = match (&self.url, &self.token) {
             // With both given, a file is not needed and may be of another server.
             (Some(url), Some(_)) => match self.client_file() {
@@ -123,6 +129,13 @@ mod tests {
         assert_eq!(global(dir.path(), Some("http://127.0.0.1:1/"), None).server().unwrap(), known);
         let error = global(dir.path(), Some("http://127.0.0.1:2"), None).server().unwrap_err().to_string();
         assert!(error.contains("no token for http://127.0.0.1:2") && !error.contains("secret"), "{error}");
+    }
+
+    #[test]
+    fn an_address_without_a_scheme_is_refused_by_its_name() {
+        let dir = tempfile::tempdir().unwrap();
+        let error = global(dir.path(), Some("example:7788"), Some("t")).server().unwrap_err().to_string();
+        assert!(error.contains("`example:7788`"), "{error}");
     }
 
     #[test]

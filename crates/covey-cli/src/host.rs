@@ -118,6 +118,13 @@ impl RunningServer {
             .await
             .with_context(|| format!("cannot listen on {listen}; choose another address with --listen"))?;
         let address = listener.local_addr().context("the address that was bound")?;
+        if !address.ip().is_loopback() {
+            tracing::warn!(
+                %address,
+                "listening beyond this machine without encryption: tokens and sessions can be read on the way; put a \
+                 TLS proxy before it, or listen on 127.0.0.1"
+            );
+        }
         let server = Server::start(db, model).await?;
         let token = local_token(layout, &server).await?;
         let client = ClientFile {
@@ -191,6 +198,12 @@ fn choose_model(config: &mut Config, model: &ModelChoice) -> Result<Arc<dyn Mode
                 url.clone().or_else(|| setting("COVEY_MODEL_URL")).or_else(|| setting("ANTHROPIC_BASE_URL"));
             if let Some(url) = url {
                 config.model_url = url;
+            }
+            if config.lacks_model_key(&variable) {
+                tracing::warn!(
+                    "no model key is set: sessions will fail at their first model call; set ANTHROPIC_API_KEY (or \
+                     COVEY_MODEL_KEY) and start again, or choose another endpoint with --model-url"
+                );
             }
             Ok(Arc::new(config.model_client(&variable)?))
         }

@@ -26,8 +26,14 @@ fn main() -> std::process::ExitCode {
         Ok(code) => code.into(),
         Err(error) if output::is_closed_pipe(&error) => ExitCode::Success.into(),
         Err(error) => {
-            eprintln!("error: {}", output::printable(&format!("{error:#}")));
-            ExitCode::of(&error).into()
+            let code = ExitCode::of(&error);
+            if cli.wants_json() {
+                let text = format!("{error:#}");
+                eprintln!("{}", serde_json::json!({"error": {"message": text, "exit_code": code as u8}}));
+            } else {
+                eprintln!("error: {}", output::printable(&format!("{error:#}")));
+            }
+            code.into()
         }
     }
 }

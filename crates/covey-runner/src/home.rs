@@ -22,7 +22,7 @@ use tokio::time::{Instant, timeout_at};
 use crate::Runner;
 use crate::link::blocking;
 use crate::mark::{HomeDir, Mark};
-use crate::sandbox::Sandbox;
+use crate::sandbox::{AdoptError, Sandbox};
 use crate::tool_link::{ToolEvent, ToolLink};
 use secures::{SecureEnd, Securing};
 
@@ -46,6 +46,8 @@ pub(crate) enum HomeEvent {
     SandboxGone(SandboxId, String),
     /// A secure ended.
     Secured(SecureEnd),
+    /// The runner ends in good order.
+    RunnerEnds,
 }
 
 /// How the link reaches a home.
@@ -84,7 +86,8 @@ struct Lease {
 struct Live {
     sandbox: Arc<dyn Sandbox>,
     state: SandboxState,
-    /// The open tool link and the token it was opened with; none between adoption and the first wake.
+    /// The open tool link and the token it was opened with; none between the adoption of a frozen one and its
+    /// first wake.
     link: Option<(FencingToken, ToolLink)>,
     frozen: bool,
     /// The last call asked not to be frozen.
@@ -171,7 +174,6 @@ pub(crate) fn spawn(
         link_down_since: None,
     };
     if let Some(sandbox) = adopted {
-        // Whether it is frozen is not recorded; thawing a running one is harmless, so it counts as frozen.
         state.take_up(sandbox, SandboxState::Parked, true);
     }
     tasks.spawn(async move {
@@ -183,12 +185,14 @@ pub(crate) fn spawn(
 
 impl Home {
     async fn serve(&mut self, mut events: mpsc::Receiver<HomeEvent>) {
+        self.greet_adopted().await;
         loop {
             let event = match self.deadline() {
                 Some(at) => timeout_at(at, events.recv()).await,
                 None => Ok(events.recv().await),
             };
             match event {
+                Ok(Some(HomeEvent::RunnerEnds)) => return self.leave().await,
                 Ok(Some(event)) => self.take(event).await,
                 Ok(None) => return,
                 Err(_) => self.deadline_passed().await,
@@ -211,6 +215,7 @@ impl Home {
             HomeEvent::Tool(sandbox, event) => self.take_from_daemon(sandbox, event).await,
             HomeEvent::SandboxGone(sandbox, reason) => self.sandbox_gone(sandbox, reason).await,
             HomeEvent::Secured(end) => self.secured(end).await,
+            HomeEvent::RunnerEnds => {}
         }
     }
 
@@ -271,6 +276,52 @@ impl Home {
             }
         });
         self.live = Some(Live { sandbox, state, link: None, frozen, keep_running: false, kill_at: None });
+    }
+
+    /// Opens the tool link of an adopted sandbox whose daemon runs: without one it would end itself after the
+    /// orphan term, and the server may not wake its home for longer than that. A frozen one waits for its wake.
+    async fn greet_adopted(&mut self) {
+        let (Some(live), Some(mark)) = (&self.live, &self.mark) else { return };
+        let (sandbox, token) = (Arc::clone(&live.sandbox), mark.token);
+        let frozen = blocking(move || sandbox.is_daemon_frozen()).await.and_then(|told| told);
+        let greeted = match frozen {
+            Ok(true) => return,
+            Ok(false) => self.open_link(token).await,
+            Err(error) => Err(AdoptError::Unresponsive(error.to_string())),
+        };
+        if let Err(error) = greeted {
+            tracing::warn!(home = %self.home, %error, "an adopted sandbox does not answer yet; its next wake decides");
+        }
+        if self.set_parked(false)
+            && let Err(error) = self.freeze().await
+        {
+            tracing::warn!(home = %self.home, %error, "an adopted sandbox does not freeze again");
+        }
+    }
+
+    /// The runner ends in good order and may never come back: a frozen sandbox would keep its memory for ever. It
+    /// is thawed, so that its daemon ends it after the orphan term; a runner that comes back earlier freezes it again.
+    async fn leave(&mut self) {
+        self.drop_secure();
+        if self.live.as_ref().is_none_or(|live| !live.frozen) {
+            return;
+        }
+        if self.running.is_empty() && self.asked.is_empty() {
+            self.set_parked(true);
+        }
+        if let Err(error) = self.thaw().await {
+            tracing::warn!(home = %self.home, %error, "a sandbox that is left behind does not thaw");
+        }
+    }
+
+    /// Records in the mark whether the sandbox is only thawed because its runner ended; tells what stood there.
+    fn set_parked(&mut self, parked: bool) -> bool {
+        let Some(mark) = self.mark.as_mut().filter(|mark| mark.parked != parked) else { return parked };
+        mark.parked = parked;
+        if let Err(error) = self.dir.write_mark(mark) {
+            tracing::warn!(home = %self.home, %error, "cannot write the mark");
+        }
+        !parked
     }
 
     /// Applies one event to the sandbox's machine and tells the server about the new state.

@@ -34,6 +34,8 @@ const MISSED_BEATS_MAX: u32 = 3;
 /// First pause between two dials; doubles up to the second.
 const REDIAL_PAUSE: Duration = Duration::from_millis(100);
 const REDIAL_PAUSE_MAX: Duration = Duration::from_secs(10);
+/// How long homes may take to part from their sandboxes when the runner ends in good order.
+const LEAVE_DEADLINE: Duration = Duration::from_secs(5);
 
 /// A byte stream to the server.
 pub trait LinkStream: AsyncRead + AsyncWrite + Send + Unpin {}
@@ -102,7 +104,7 @@ pub(crate) async fn run(
         }
         pause = (pause * 2).min(REDIAL_PAUSE_MAX);
     }
-    homes.tasks.shutdown().await;
+    homes.leave().await;
     Ok(())
 }
 
@@ -250,6 +252,20 @@ impl Homes {
         for handle in self.handles.values() {
             handle.tell(HomeEvent::LinkDown).await;
         }
+    }
+
+    /// Lets every home part from its sandbox; those that do not within [`LEAVE_DEADLINE`] are cut off.
+    async fn leave(&mut self) {
+        let left = timeout(LEAVE_DEADLINE, async {
+            for handle in self.handles.values() {
+                handle.tell(HomeEvent::RunnerEnds).await;
+            }
+            while self.tasks.join_next().await.is_some() {}
+        });
+        if left.await.is_err() {
+            tracing::warn!("some homes are still busy; they are taken up again at the next start");
+        }
+        self.tasks.shutdown().await;
     }
 
     async fn route(&mut self, message: ServerToRunner) {

@@ -30,6 +30,9 @@ pub(crate) struct Mark {
     pub(crate) token: FencingToken,
     /// The last step whose files the copy contains.
     pub(crate) step: Option<StepId>,
+    /// The sandbox was parked when its runner ended in good order and was thawed only for that.
+    #[serde(default)]
+    pub(crate) parked: bool,
 }
 
 /// An unanswered publish.
@@ -138,6 +141,7 @@ mod tests {
             host_uid: 200_001,
             token: FencingToken(9),
             step: None,
+            parked: false,
         }
     }
 

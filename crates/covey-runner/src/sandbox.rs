@@ -89,6 +89,12 @@ pub trait Sandbox: Send + Sync + std::fmt::Debug {
     /// # Errors
     /// When the sandbox is gone.
     fn thaw(&self) -> std::io::Result<()>;
+    /// Whether its daemon is stopped too and so cannot answer. Where only the daemon can stop the others, it
+    /// never is.
+    ///
+    /// # Errors
+    /// When that cannot be told.
+    fn is_daemon_frozen(&self) -> std::io::Result<bool>;
     /// Whether its first process still exists.
     fn is_alive(&self) -> bool;
     /// Blocks until its first process is gone; says how it ended where that can be known.

@@ -89,8 +89,17 @@ pub(crate) fn prepare(
     let current = mark.as_mut().is_some_and(|mark| is_current(mark, generation, root));
     let interrupted = mark.as_ref().is_some_and(|mark| mark.materializing);
     let step = mark.as_ref().filter(|_| current).and_then(|m| m.step);
-    let mut fresh =
-        Mark { org, generation, root, offered: None, materializing: false, host_uid: owner, token, step };
+    let mut fresh = Mark {
+        org,
+        generation,
+        root,
+        offered: None,
+        materializing: false,
+        host_uid: owner,
+        token,
+        step,
+        parked: false,
+    };
     make_outputs(dir, runner.is_root.then_some(owner)).map_err(local("make the outputs directory"))?;
     if current {
         dir.write_mark(&fresh).map_err(local("write the mark"))?;

@@ -108,15 +108,25 @@ impl Config {
     /// # Errors
     /// When URL or key are not usable.
     pub fn model_client(&self, variable: &dyn Fn(&str) -> Option<String>) -> Result<Anthropic, ConfigError> {
+        let credential = self.credential(variable);
+        Ok(Anthropic::new(&self.model_url, credential, CallLimits::default())?)
+    }
+
+    /// Whether every model call would fail for want of a key: there is none, and the endpoint is not one of this
+    /// machine or network, which may need none.
+    pub fn lacks_model_key(&self, variable: &dyn Fn(&str) -> Option<String>) -> bool {
+        self.model_url.starts_with("https://") && self.credential(variable).is_none()
+    }
+
+    fn credential(&self, variable: &dyn Fn(&str) -> Option<String>) -> Option<Credential> {
         let value = |name: &str| variable(name).filter(|value| !value.trim().is_empty());
-        let credential = match &self.model_key_variable {
+        match &self.model_key_variable {
             Some(name) => value(name).map(|key| Credential::ApiKey(Secret::new(&key))),
             None => KEY_VARIABLES.iter().find_map(|(name, bearer)| {
                 let secret = Secret::new(&value(name)?);
                 Some(if *bearer { Credential::Bearer(secret) } else { Credential::ApiKey(secret) })
             }),
-        };
-        Ok(Anthropic::new(&self.model_url, credential, CallLimits::default())?)
+        }
     }
 }
 

@@ -272,6 +272,7 @@ impl Db {
             source,
         };
         let lock = lock_beside(path)?;
+        create_private(path).map_err(|e| open_error(e.into()))?;
         let mut conn = Connection::open(path).map_err(|e| open_error(e.into()))?;
         schema::configure(&conn).map_err(|e| open_error(e.into()))?;
         schema::migrate(&mut conn, path)?;
@@ -341,6 +342,12 @@ fn open_reader(path: &Path) -> Result<Connection> {
     let conn = Connection::open_with_flags(path, flags)?;
     conn.busy_timeout(schema::BUSY_WAIT)?;
     Ok(conn)
+}
+
+/// Makes the database's file for its owner only; SQLite gives its other files the same mode.
+fn create_private(path: &Path) -> std::io::Result<()> {
+    use std::os::unix::fs::OpenOptionsExt as _;
+    File::options().create(true).truncate(false).write(true).mode(0o600).open(path).map(drop)
 }
 
 fn lock_beside(path: &Path) -> Result<File> {

@@ -41,6 +41,10 @@ impl Home {
                     elapsed_ms: began.elapsed().as_millis() as u64,
                 };
                 self.send(ready).await;
+                // Results that an adopted daemon gave before there was a lease could not be secured then.
+                if source == HomeSource::Adopted && !self.results.is_empty() {
+                    self.begin_secure().await;
+                }
             }
             Err(error) => self.wake_failed(lease.token, error).await,
         }
@@ -84,7 +88,10 @@ impl Home {
         let current = self.mark.as_mut().is_some_and(|mark| working_copy::is_current(mark, generation, root));
         if current && !stopping {
             match self.open_link(lease.token).await {
-                Ok(()) => return Some(sandbox),
+                Ok(()) => {
+                    self.remember_token(lease.token);
+                    return Some(sandbox);
+                }
                 Err(error) => {
                     tracing::warn!(home = %self.home, %sandbox, %error, "a living sandbox cannot be used; ending it");
                 }
@@ -96,6 +103,15 @@ impl Home {
         self.lose_calls("its sandbox had to be replaced").await;
         self.report_state(sandbox, SandboxState::Lost, "replaced").await;
         None
+    }
+
+    /// A restarted runner can open the tool link again only with the newest token.
+    fn remember_token(&mut self, token: FencingToken) {
+        let Some(mark) = self.mark.as_mut().filter(|mark| mark.token != token) else { return };
+        mark.token = token;
+        if let Err(error) = self.dir.write_mark(mark) {
+            tracing::warn!(home = %self.home, %error, "cannot write the mark; a restarted runner has to wait for a wake");
+        }
     }
 
     async fn prepare_copy(

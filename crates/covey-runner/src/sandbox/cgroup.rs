@@ -101,7 +101,9 @@ impl Host {
         let wanted = |controller: Controller| match controller {
             Controller::Memory => limits.memory.0 > 0,
             Controller::Pids => limits.pids > 0,
-            Controller::Cpu => limits.cpu_percent > 0,
+            // Also without a quota: in a group of its own the whole sandbox weighs as much as one other group or
+            // process of the host, however many processes it starts.
+            Controller::Cpu => true,
             Controller::Freezer => self.v2.is_none(),
         };
         let name = sandbox.to_string();
@@ -214,6 +216,7 @@ impl Cgroups {
                         set_if_there(dir, "memory.swap.max", 0)?;
                     }
                     Controller::Pids => set(dir, "pids.max", limits.pids)?,
+                    Controller::Cpu if cpu_quota == 0 => {}
                     Controller::Cpu => set(dir, "cpu.max", format!("{cpu_quota} {CPU_PERIOD_US}"))?,
                     Controller::Freezer => {}
                 }
@@ -227,6 +230,7 @@ impl Cgroups {
                     set_if_there(dir, "memory.memsw.limit_in_bytes", limits.memory.0)?;
                 }
                 Controller::Pids => set(dir, "pids.max", limits.pids)?,
+                Controller::Cpu if cpu_quota == 0 => {}
                 Controller::Cpu => {
                     set(dir, "cpu.cfs_period_us", CPU_PERIOD_US)?;
                     set(dir, "cpu.cfs_quota_us", cpu_quota)?;
@@ -249,6 +253,18 @@ impl Cgroups {
     /// Puts a process with one thread and no children into the version 1 groups.
     pub(super) fn join_v1(&self, pid: i32) -> io::Result<()> {
         self.v1.iter().try_for_each(|(_, dir)| fs::write(dir.join("cgroup.procs"), pid.to_string()))
+    }
+
+    /// Whether every process, the daemon among them, is stopped; false where no freezer is ours.
+    pub(super) fn is_frozen(&self) -> io::Result<bool> {
+        if let Some(dir) = &self.v2 {
+            let events = fs::read_to_string(dir.join("cgroup.events"))?;
+            return Ok(events.lines().any(|line| line == "frozen 1"));
+        }
+        match self.v1(Controller::Freezer) {
+            Some(dir) => Ok(fs::read_to_string(dir.join("freezer.state"))?.trim() == "FROZEN"),
+            None => Ok(false),
+        }
     }
 
     /// Stops every process and waits until all have; `None` where no freezer is ours.

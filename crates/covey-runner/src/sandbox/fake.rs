@@ -12,6 +12,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
+use std::time::Duration;
 
 use covey_types::{FencingToken, HomeId, SandboxId, StepId};
 use covey_wire::frame;
@@ -77,6 +78,22 @@ impl FakeBackend {
     }
 }
 
+impl FakeBackend {
+    /// Blocks until a runner has opened the sandbox's tool link this often.
+    ///
+    /// # Panics
+    /// When it has not after `patience`.
+    pub fn wait_links(&self, sandbox: SandboxId, links: usize, patience: Duration) {
+        let found = lock(&self.sandboxes).iter().find(|known| known.spec.sandbox == sandbox).cloned();
+        let Some(found) = found else { panic!("no such sandbox") };
+        let (state, _) = found
+            .changed
+            .wait_timeout_while(lock(&found.state), patience, |state| state.links < links)
+            .unwrap_or_else(PoisonError::into_inner);
+        assert!(state.links >= links, "no runner opened the tool link");
+    }
+}
+
 impl SandboxBackend for FakeBackend {
     fn start(&self, spec: &SandboxSpec) -> Result<Arc<dyn Sandbox>, StartError> {
         if !spec.home_dir.is_dir() {
@@ -114,6 +131,8 @@ struct State {
     steps: HashMap<StepId, Step>,
     token: FencingToken,
     live: Option<UnixStream>,
+    /// Links opened so far.
+    links: usize,
     is_frozen: bool,
     is_destroyed: bool,
     ended: Option<String>,
@@ -264,6 +283,8 @@ impl Sandbox for FakeSandbox {
         }
         state.token = token;
         close(state.live.replace(theirs));
+        state.links += 1;
+        self.changed.notify_all();
         let kept: Vec<_> = state
             .steps
             .iter()
@@ -295,6 +316,10 @@ impl Sandbox for FakeSandbox {
         state.is_frozen = false;
         self.changed.notify_all();
         Ok(())
+    }
+
+    fn is_daemon_frozen(&self) -> io::Result<bool> {
+        Ok(lock(&self.state).is_frozen)
     }
 
     fn is_alive(&self) -> bool {

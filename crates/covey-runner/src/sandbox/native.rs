@@ -366,6 +366,10 @@ impl Sandbox for NativeSandbox {
         }
     }
 
+    fn is_daemon_frozen(&self) -> io::Result<bool> {
+        self.record.cgroups.is_frozen()
+    }
+
     fn is_alive(&self) -> bool {
         !self.has_ended(Some(Duration::ZERO))
     }

@@ -335,3 +335,37 @@ async fn a_sandbox_that_outlives_its_runner_is_adopted_with_its_result() {
     assert_eq!(lost.await, (step(2), ToolLoss::NeverStarted));
     world.end().await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_running_sandbox_that_is_adopted_is_answered_before_any_wake() {
+    let dir = tempfile::tempdir().unwrap();
+    let backend = FakeBackend::new(|_, _| FakeReply::Hang);
+    let mut world = World::start(dir.path(), &backend).await;
+    let (sandbox, ..) = world.wake(0, None).await;
+    world.run(sandbox, step(1)).await;
+    world.until(|message| matches!(message, RunnerToServer::ToolStarted { .. }).then_some(())).await;
+    world.end().await;
+    // No server wakes the home; the link that keeps the daemon from ending itself comes by itself.
+    let world = World::start(dir.path(), &backend).await;
+    tokio::task::spawn_blocking(move || backend.wait_links(sandbox, 2, PATIENCE)).await.unwrap();
+    world.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_parked_sandbox_is_thawed_when_its_runner_ends_and_frozen_when_it_is_back() {
+    let dir = tempfile::tempdir().unwrap();
+    let backend = witness(vec![]);
+    let mut world = World::start(dir.path(), &backend).await;
+    let (sandbox, ..) = world.wake(0, None).await;
+    world.run(sandbox, step(1)).await;
+    world.offer().await;
+    assert!(backend.is_frozen(sandbox));
+    world.end().await;
+    // So that its daemon can end it after the orphan term.
+    assert!(!backend.is_frozen(sandbox));
+    let mut world = World::start(dir.path(), &backend).await;
+    // The home's result is repeated once its actor runs, which is after the sandbox was taken up.
+    world.done(step(1)).await;
+    assert!(backend.is_frozen(sandbox));
+    world.end().await;
+}
