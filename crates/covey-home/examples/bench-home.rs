@@ -11,8 +11,7 @@ use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
 use covey_home::{
-    DirectoryStore, Excludes, MaterializeRequest, NoProgress, SecureReport, SecureRequest, materialize,
-    secure,
+    Excludes, MaterializeRequest, NoProgress, PackStore, SecureReport, SecureRequest, materialize, secure,
 };
 use serde_json::json;
 
@@ -115,7 +114,7 @@ fn run() -> Outcome<serde_json::Value> {
     if given.is_none() {
         generate(&home)?;
     }
-    let store = DirectoryStore::open(&scratch.path().join("store"), "bench")?;
+    let store = PackStore::open_directory(&scratch.path().join("store"), "bench")?;
     let cache = scratch.path().join("cache");
     let excludes = Excludes::none();
     let cancel = AtomicBool::new(false);

@@ -8,14 +8,16 @@
 #![deny(missing_docs)]
 
 mod anchor;
+pub mod backend;
 pub mod block;
-mod directory;
+pub mod contract;
 mod excludes;
 pub mod manifest;
 mod materialize;
 mod memory;
 pub mod name;
 pub mod object;
+mod pack_store;
 mod pointer;
 mod progress;
 mod secure;
@@ -25,10 +27,12 @@ mod verify;
 mod work;
 
 pub use block::{BLOCK_BYTES_MAX, Block, BlockStore, StoreError, Upload, UploadReport};
-pub use directory::{DirectoryStore, PackReport};
 pub use excludes::{DEFAULT_EXCLUDES, Excludes};
 pub use materialize::{Gap, MaterializeError, MaterializeReport, MaterializeRequest, materialize};
 pub use memory::MemoryStore;
+pub use pack_store::{
+    Existing, PackContents, PackName, PackReport, PackStore, PackUpload, PackedBlock, Packing,
+};
 pub use pointer::{
     Pointer, PointerError, Pointers, SNAPSHOTS_KEPT_MAX, SecureAndPublishError, secure_and_publish,
 };

@@ -1,4 +1,4 @@
-//! A block store in memory, for tests and tools; same contract as [`crate::DirectoryStore`].
+//! A block store in memory, for tests and tools; same contract as [`crate::PackStore`].
 
 use std::collections::{HashMap, HashSet};
 use std::io;

@@ -1,5 +1,8 @@
 //! Names of orgs and homes as this crate sees them: opaque, and safe as one path component.
 
+use std::hash::{BuildHasher as _, RandomState};
+use std::sync::atomic::{AtomicU64, Ordering};
+
 /// Longest name of an org or a home, in bytes.
 pub const NAME_BYTES_MAX: usize = 128;
 
@@ -7,6 +10,12 @@ pub const NAME_BYTES_MAX: usize = 128;
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("`{0}` is not a name: expected 1 to {NAME_BYTES_MAX} of A-Z a-z 0-9 _ . - and not only dots")]
 pub struct InvalidName(String);
+
+impl InvalidName {
+    pub(crate) fn of(text: &str) -> Self {
+        Self(text.chars().take(NAME_BYTES_MAX).collect())
+    }
+}
 
 /// Checks a name before it becomes a path component.
 ///
@@ -17,7 +26,20 @@ pub fn check_name(name: &str) -> Result<(), InvalidName> {
     let valid = (1..=NAME_BYTES_MAX).contains(&name.len())
         && name.bytes().all(allowed)
         && name.bytes().any(|b| b != b'.');
-    if valid { Ok(()) } else { Err(InvalidName(name.chars().take(NAME_BYTES_MAX).collect())) }
+    if valid { Ok(()) } else { Err(InvalidName::of(name)) }
+}
+
+/// 16 bytes that no other process and no earlier call has made.
+pub(crate) fn random_bytes() -> [u8; 16] {
+    static COUNTER: AtomicU64 = AtomicU64::new(0);
+    let seed = (std::process::id(), COUNTER.fetch_add(1, Ordering::Relaxed));
+    let half = || u128::from(RandomState::new().hash_one(seed));
+    (half() << 64 | half()).to_be_bytes()
+}
+
+/// The same as 32 hexadecimal digits.
+pub(crate) fn random_name() -> String {
+    format!("{:032x}", u128::from_be_bytes(random_bytes()))
 }
 
 #[cfg(test)]

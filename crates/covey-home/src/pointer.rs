@@ -1,28 +1,26 @@
-//! Which snapshot of a home is current, for use without a server: a file moved by rename under an OS lock.
+//! Which snapshot of a home is current, for use without a server: a small file that is replaced by conditional put.
 //!
 //! What stays true: blocks, manifest, pointer, in this order; this is the pointer (I6). One line of generations
 //! per home: who publishes names the generation it started from and a fencing token that never gets smaller
-//! (I5). The lock dies with its process, so nothing has to be unlocked by hand. What does not belong here:
-//! leases, clocks, and servers, whose pointer is a row in SQL.
+//! (I5). Nothing has to be unlocked by hand. What does not belong here: leases, clocks, and servers, whose pointer
+//! is a row in SQL.
 
-use std::fs::{self, File, OpenOptions};
-use std::io::{self, Write};
-use std::path::{Path, PathBuf};
+use std::path::Path;
+use std::sync::Arc;
 
 use covey_types::{BlockHash, Fault, FencingToken, Generation, RootHash};
-use rustix::fs::FlockOperation;
 use serde::Serialize;
 
+use crate::backend::{Backend, BackendError, DirectoryBackend, Expected, Key, PutOutcome, Versioned};
 use crate::block::StoreError;
-use crate::directory::{create_dir_durably, sync_dir};
 use crate::name::{InvalidName, check_name};
 use crate::secure::{SecureError, SecureReport, SecureRequest, secure};
 
 /// Earlier snapshots whose pointers are kept; the oldest goes when a further one comes. Their blocks stay until
 /// a garbage collection asks which are still named.
 pub const SNAPSHOTS_KEPT_MAX: usize = 64;
-/// Longer is no pointer file.
-const POINTER_BYTES_MAX: u64 = 4096;
+/// So many lost races for one pointer are no race any more.
+const TRIES_MAX: usize = 32;
 
 /// A published snapshot of a home.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -62,6 +60,12 @@ pub enum PointerError {
     Store(#[from] StoreError),
 }
 
+impl From<BackendError> for PointerError {
+    fn from(error: BackendError) -> Self {
+        Self::Store(error.into())
+    }
+}
+
 impl PointerError {
     /// What the caller can do about it.
     pub const fn fault(&self) -> Fault {
@@ -73,20 +77,32 @@ impl PointerError {
     }
 }
 
-/// The homes of one org in a store directory.
+/// The homes of one org in a store.
 #[derive(Debug)]
 pub struct Pointers {
-    homes: PathBuf,
+    backend: Arc<dyn Backend>,
 }
 
 impl Pointers {
-    /// The pointers of `org` in the store at `path`, the path that [`crate::DirectoryStore::open`] takes.
+    /// The pointers beside the packs that stand on `backend`.
+    pub fn on(backend: Arc<dyn Backend>) -> Self {
+        Self { backend }
+    }
+
+    /// The pointers of `org` in the store directory `path`.
     ///
     /// # Errors
-    /// When the org's name is none.
+    /// When the org's name is none, or the directory cannot be used.
     pub fn open(path: &Path, org: &str) -> Result<Self, PointerError> {
-        check_name(org)?;
-        Ok(Self { homes: path.join("orgs").join(org).join("homes") })
+        Ok(Self::on(Arc::new(DirectoryBackend::open(path, org)?)))
+    }
+
+    /// Names of the homes that have a pointer or had one, in no order.
+    ///
+    /// # Errors
+    /// When not all can be told.
+    pub fn homes(&self) -> Result<Vec<String>, PointerError> {
+        Ok(self.backend.list_dirs(&Key::new(&["homes"])?)?)
     }
 
     /// The home's current snapshot; none before the first publish.
@@ -94,8 +110,7 @@ impl Pointers {
     /// # Errors
     /// When that cannot be told.
     pub fn current(&self, home: &str) -> Result<Option<Pointer>, PointerError> {
-        check_name(home)?;
-        Ok(read(&self.homes.join(home).join("current"))?)
+        Ok(self.read(&Key::new(&["homes", home, "current"])?)?.map(|(pointer, _)| pointer))
     }
 
     /// Kept snapshots, the oldest first, the current one last.
@@ -103,11 +118,14 @@ impl Pointers {
     /// # Errors
     /// When one of them cannot be read.
     pub fn snapshots(&self, home: &str) -> Result<Vec<Pointer>, PointerError> {
-        check_name(home)?;
+        let current = self.current(home)?;
         let mut found = Vec::new();
-        for (_, path) in kept(&self.homes.join(home).join("snapshots"))? {
-            found.extend(read(&path)?);
+        for number in self.kept(home)? {
+            let kept = self.read(&kept_key(home, number)?)?.map(|(pointer, _)| pointer);
+            // One beyond the current one is of a publish that lost its race.
+            found.extend(kept.filter(|kept| current.is_some_and(|c| kept.generation < c.generation)));
         }
+        found.extend(current);
         Ok(found)
     }
 
@@ -124,19 +142,26 @@ impl Pointers {
         token: FencingToken,
     ) -> Result<Pointer, PointerError> {
         check_name(home)?;
-        let dir = self.homes.join(home);
-        let snapshots = dir.join("snapshots");
-        create_dir_durably(&snapshots)?;
-        let unavailable =
-            |error: io::Error| StoreError::unavailable(format!("lock {}", dir.display()), error);
-        let lock = OpenOptions::new()
-            .create(true)
-            .truncate(false)
-            .write(true)
-            .open(dir.join("lock"))
-            .map_err(unavailable)?;
-        rustix::fs::flock(&lock, FlockOperation::LockExclusive).map_err(|error| unavailable(error.into()))?;
-        let current = read(&dir.join("current"))?;
+        for _ in 0..TRIES_MAX {
+            if let Some(published) = self.try_publish(home, root, base, token)? {
+                return Ok(published);
+            }
+        }
+        let error = std::io::Error::from(std::io::ErrorKind::ResourceBusy);
+        Err(StoreError::unavailable(format!("move the pointer of home {home}"), error).into())
+    }
+
+    /// None: somebody else was faster; look again.
+    fn try_publish(
+        &self,
+        home: &str,
+        root: RootHash,
+        base: Generation,
+        token: FencingToken,
+    ) -> Result<Option<Pointer>, PointerError> {
+        let key = Key::new(&["homes", home, "current"])?;
+        let found = self.read(&key)?;
+        let current = found.as_ref().map(|(pointer, _)| *pointer);
         let (generation, newest) = current.map_or_else(Default::default, |p| (p.generation, p.token));
         if token < newest {
             return Err(PointerError::Fenced { offered: token, current: newest });
@@ -144,40 +169,52 @@ impl Pointers {
         if let Some(current) = current.filter(|current| current.root == root && current.token == token)
             && (base.next() == generation || base == generation)
         {
-            return Ok(current);
+            return Ok(Some(current));
         }
         if base != generation {
             return Err(PointerError::NotCurrent { base, current: generation });
         }
-        let pointer = Pointer { generation: generation.next(), root, token };
-        // The kept copy first: a crash between the two leaves a copy that the repeated publish overwrites.
-        write(&snapshots, &format!("{:020}", pointer.generation.0), &pointer)?;
-        write(&dir, "current", &pointer)?;
-        let all = kept(&snapshots)?;
-        for (_, path) in &all[..all.len().saturating_sub(SNAPSHOTS_KEPT_MAX)] {
-            fs::remove_file(path)
-                .map_err(|error| StoreError::unavailable(format!("remove {}", path.display()), error))?;
+        // What is replaced is kept first, and by whoever replaces it: a crash in between leaves a copy of what is
+        // still current, and a publish that loses its race has kept what the winner kept, too.
+        if let Some(current) = &current {
+            let kept = kept_key(home, current.generation.0)?;
+            match self.backend.put_if(&kept, text(current).as_bytes(), &Expected::Any)? {
+                PutOutcome::Written(_) => {}
+                PutOutcome::Conflict => return Ok(None),
+            }
         }
-        drop(lock);
-        Ok(pointer)
+        let pointer = Pointer { generation: generation.next(), root, token };
+        let expected = found.map_or(Expected::Absent, |(_, found)| Expected::Version(found.version));
+        match self.backend.put_if(&key, text(&pointer).as_bytes(), &expected)? {
+            PutOutcome::Conflict => return Ok(None),
+            PutOutcome::Written(_) => {}
+        }
+        let kept = self.kept(home)?;
+        // The current one counts, and has no copy yet.
+        for number in &kept[..(kept.len() + 1).saturating_sub(SNAPSHOTS_KEPT_MAX)] {
+            self.backend.remove(&kept_key(home, *number)?)?;
+        }
+        Ok(Some(pointer))
+    }
+
+    fn kept(&self, home: &str) -> Result<Vec<u64>, PointerError> {
+        let names = self.backend.list(&Key::new(&["homes", home, "snapshots"])?)?;
+        let mut found: Vec<u64> = names.iter().filter_map(|name| name.parse().ok()).collect();
+        found.sort_unstable();
+        Ok(found)
+    }
+
+    fn read(&self, key: &Key) -> Result<Option<(Pointer, Versioned)>, PointerError> {
+        let Some(found) = self.backend.get(key)? else { return Ok(None) };
+        let pointer = std::str::from_utf8(&found.bytes).ok().and_then(parse);
+        let place = || format!("{key} in {}", self.backend.place());
+        let pointer = pointer.ok_or_else(|| StoreError::damaged(place(), "it is not a pointer"))?;
+        Ok(Some((pointer, found)))
     }
 }
 
-fn kept(dir: &Path) -> Result<Vec<(u64, PathBuf)>, StoreError> {
-    let unavailable = |error| StoreError::unavailable(format!("list {}", dir.display()), error);
-    let mut found = Vec::new();
-    let entries = match fs::read_dir(dir) {
-        Ok(entries) => entries,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(found),
-        Err(error) => return Err(unavailable(error)),
-    };
-    for entry in entries {
-        let entry = entry.map_err(unavailable)?;
-        let number = entry.file_name().to_str().and_then(|name| name.parse().ok());
-        found.extend(number.map(|number: u64| (number, entry.path())));
-    }
-    found.sort_unstable();
-    Ok(found)
+fn kept_key(home: &str, generation: u64) -> Result<Key, InvalidName> {
+    Key::new(&["homes", home, "snapshots", &format!("{generation:020}")])
 }
 
 fn text(pointer: &Pointer) -> String {
@@ -202,32 +239,6 @@ fn parse(found: &str) -> Option<Pointer> {
     };
     // One pointer has one text, so comparing it checks the checksum and everything else.
     (text(&pointer) == found).then_some(pointer)
-}
-
-fn read(path: &Path) -> Result<Option<Pointer>, StoreError> {
-    use std::io::Read;
-    let unavailable = |error| StoreError::unavailable(format!("read {}", path.display()), error);
-    let file = match File::open(path) {
-        Ok(file) => file,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-        Err(error) => return Err(unavailable(error)),
-    };
-    let mut found = Vec::new();
-    file.take(POINTER_BYTES_MAX).read_to_end(&mut found).map_err(unavailable)?;
-    let pointer = std::str::from_utf8(&found).ok().and_then(parse);
-    pointer.map(Some).ok_or_else(|| StoreError::damaged(path.display().to_string(), "it is not a pointer"))
-}
-
-/// Data, flush, rename, flush of the directory: after a power cut the old or the new one is there, whole.
-fn write(dir: &Path, name: &str, pointer: &Pointer) -> Result<(), StoreError> {
-    let path = dir.join(name);
-    // One name for all writers; they hold the home's lock.
-    let temporary = dir.join(format!("{name}.tmp"));
-    let unavailable = |error| StoreError::unavailable(format!("write {}", path.display()), error);
-    let mut file = File::create(&temporary).map_err(unavailable)?;
-    file.write_all(text(pointer).as_bytes()).and_then(|()| file.sync_all()).map_err(unavailable)?;
-    fs::rename(&temporary, &path).map_err(unavailable)?;
-    sync_dir(dir)
 }
 
 /// Why a home was not secured and published.

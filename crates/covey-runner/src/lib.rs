@@ -20,7 +20,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use covey_home::{DirectoryStore, Excludes};
+use covey_home::{Excludes, PackStore};
 use covey_types::OrgId;
 use tokio_util::sync::CancellationToken;
 
@@ -68,7 +68,7 @@ impl RunnerConfig {
 pub struct Runner {
     config: RunnerConfig,
     backend: Arc<dyn SandboxBackend>,
-    stores: Mutex<HashMap<OrgId, Arc<DirectoryStore>>>,
+    stores: Mutex<HashMap<OrgId, Arc<PackStore>>>,
     /// The next host uid to give away; see [`HOST_UID_FIRST`].
     next_uid: AtomicU32,
     is_root: bool,
@@ -116,13 +116,13 @@ impl Runner {
     }
 
     /// The org's store, opened at most once.
-    fn store(&self, org: OrgId) -> Result<Option<Arc<DirectoryStore>>, covey_home::StoreError> {
+    fn store(&self, org: OrgId) -> Result<Option<Arc<PackStore>>, covey_home::StoreError> {
         let Some(store_dir) = &self.config.store_dir else { return Ok(None) };
         let mut stores = self.stores.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(store) = stores.get(&org) {
             return Ok(Some(Arc::clone(store)));
         }
-        let store = Arc::new(DirectoryStore::open(store_dir, &org.to_string())?);
+        let store = Arc::new(PackStore::open_directory(store_dir, &org.to_string())?);
         stores.insert(org, Arc::clone(&store));
         Ok(Some(store))
     }

@@ -15,7 +15,7 @@ use std::sync::atomic::AtomicBool;
 use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
-use covey_home::{DirectoryStore, Excludes, MaterializeRequest, NoProgress};
+use covey_home::{Excludes, MaterializeRequest, NoProgress, PackStore};
 use covey_server::model::scripted::{self, ScriptFile, ServeOptions};
 use serde_json::{Value, json};
 
@@ -209,7 +209,7 @@ fn one_run(place: &Place<'_>, name: &str, losses: &[Loss]) -> Result<Run> {
 
 /// Puts a run's published home on an empty directory, from its store and nothing else.
 fn put_back(world: &World, outcome: &Outcome, target: &Path) -> Result<()> {
-    let store = DirectoryStore::open(&world.store_dir(), &outcome.org)?;
+    let store = PackStore::open_directory(&world.store_dir(), &outcome.org)?;
     covey_home::materialize(&MaterializeRequest {
         root: outcome.root.parse().context("the published root")?,
         dir: target,

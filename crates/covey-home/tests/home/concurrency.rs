@@ -6,14 +6,14 @@ use std::sync::atomic::AtomicBool;
 use std::thread;
 
 use covey_home::{
-    BlockStore, DirectoryStore, Excludes, NoProgress, PointerError, Pointers, SecureRequest,
-    secure_and_publish, verify,
+    BlockStore, Excludes, NoProgress, PackStore, PointerError, Pointers, SecureRequest, secure_and_publish,
+    verify,
 };
 use covey_types::{BlockHash, FencingToken, Generation, RootHash};
 
 use crate::support::{self, noise};
 
-fn publish(store: &DirectoryStore, pointers: &Pointers, dir: &Path, home: &str, token: u64) -> Generation {
+fn publish(store: &PackStore, pointers: &Pointers, dir: &Path, home: &str, token: u64) -> Generation {
     let report = secure_and_publish(
         &SecureRequest {
             dir,
@@ -37,14 +37,14 @@ fn publish(store: &DirectoryStore, pointers: &Pointers, dir: &Path, home: &str, 
 fn two_writers_share_a_store_and_an_earlier_reader_sees_both() {
     let scratch = support::scratch();
     let store_path = scratch.path().join("store");
-    let reader = DirectoryStore::open(&store_path, "org").unwrap();
+    let reader = PackStore::open_directory(&store_path, "org").unwrap();
     let homes: Vec<String> = (0..2).map(|number| format!("home-{number}")).collect();
     thread::scope(|scope| {
         for (number, home) in homes.iter().enumerate() {
             let (store_path, dir) = (&store_path, scratch.path().join(home));
             scope.spawn(move || {
                 fs::create_dir(&dir).unwrap();
-                let store = DirectoryStore::open(store_path, "org").unwrap();
+                let store = PackStore::open_directory(store_path, "org").unwrap();
                 let pointers = Pointers::open(store_path, "org").unwrap();
                 for round in 0..20_u64 {
                     // Half of it is the same in both homes.

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use covey_home::{BlockStore, DirectoryStore, MaterializeError, StoreError};
+use covey_home::{BlockStore, MaterializeError, PackStore, StoreError};
 use covey_types::{BlockHash, RootHash};
 
 use crate::support::{self, dump, materialize_dir, noise, secure_dir, settle};
@@ -24,7 +24,7 @@ fn stored() -> Stored {
     let mut files = BTreeMap::new();
     fs::create_dir(&home).unwrap();
     let packs_dir = scratch.path().join("store/orgs/org/packs");
-    let store = DirectoryStore::open(&scratch.path().join("store"), "org").unwrap();
+    let store = PackStore::open_directory(&scratch.path().join("store"), "org").unwrap();
     for (part, seed) in [("text", 0), ("noise", 100)] {
         fs::create_dir(home.join(part)).unwrap();
         for number in 0..5_u64 {
@@ -43,8 +43,8 @@ fn stored() -> Stored {
     Stored { scratch, root, files, packs }
 }
 
-fn reopen(stored: &Stored) -> DirectoryStore {
-    DirectoryStore::open(&stored.scratch.path().join("store"), "org").unwrap()
+fn reopen(stored: &Stored) -> PackStore {
+    PackStore::open_directory(&stored.scratch.path().join("store"), "org").unwrap()
 }
 
 /// Reads everything under one kind of damage; returns how many files were lost.
@@ -178,12 +178,12 @@ fn a_full_disk_costs_the_secure_and_nothing_that_was_published() {
     fs::create_dir(&home).unwrap();
     fs::write(home.join("small"), b"small").unwrap();
     let outcome = std::panic::catch_unwind(|| {
-        let store = DirectoryStore::open(&disk, "org").unwrap();
+        let store = PackStore::open_directory(&disk, "org").unwrap();
         let before = secure_dir(&home, &store, None).unwrap().root;
         fs::write(home.join("large"), noise(1, 12 << 20)).unwrap();
         let error = secure_dir(&home, &store, None).unwrap_err();
         assert_eq!(error.fault(), covey_types::Fault::Retry, "{error}");
-        let store = DirectoryStore::open(&disk, "org").unwrap();
+        let store = PackStore::open_directory(&disk, "org").unwrap();
         assert_eq!(covey_home::verify(&store, &before).unwrap().problems, Vec::<String>::new());
         fs::remove_file(home.join("large")).unwrap();
         fs::write(home.join("other"), b"other").unwrap();

@@ -9,7 +9,7 @@ use covey_home::manifest::{
     Blob, Content, ContentMap, Entry, EntryBody, Extent, LinkTable, ListingBuilder, Meta, Root, Time, Xattr,
     Xattrs,
 };
-use covey_home::{Block, BlockStore, DirectoryStore};
+use covey_home::{Block, BlockStore, PackStore};
 use covey_types::BlockHash;
 
 use crate::support;
@@ -96,7 +96,7 @@ fn a_pack_of_version_1_is_read() {
     let scratch = support::scratch();
     let packs = scratch.path().join("orgs/org/packs");
     if std::env::var_os("COVEY_BLESS").is_some() {
-        let store = DirectoryStore::open(scratch.path(), "org").unwrap();
+        let store = PackStore::open_directory(scratch.path(), "org").unwrap();
         let upload = store.upload().unwrap();
         for bytes in blocks {
             upload.put(&Block::of(bytes).unwrap()).unwrap();
@@ -106,8 +106,8 @@ fn a_pack_of_version_1_is_read() {
         fs::rename(pack, golden("pack-v1.bin")).unwrap();
     }
     fs::create_dir_all(&packs).unwrap();
-    fs::copy(golden("pack-v1.bin"), packs.join("golden.pack")).unwrap();
-    let store = DirectoryStore::open(scratch.path(), "org").unwrap();
+    fs::copy(golden("pack-v1.bin"), packs.join("000102030405060708090a0b0c0d0e0f.pack")).unwrap();
+    let store = PackStore::open_directory(scratch.path(), "org").unwrap();
     assert_eq!(store.problems(), Vec::<String>::new());
     for bytes in blocks {
         assert_eq!(store.get(&BlockHash::of(bytes)).unwrap(), bytes);

@@ -8,7 +8,7 @@ use std::process::{Command, Stdio};
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
-use covey_home::{DirectoryStore, Excludes, NoProgress, Pointers, SecureRequest, secure_and_publish, verify};
+use covey_home::{Excludes, NoProgress, PackStore, Pointers, SecureRequest, secure_and_publish, verify};
 use covey_types::{FencingToken, Generation};
 
 use crate::support::{self, noise};
@@ -21,7 +21,7 @@ const ROUNDS: u64 = 40;
 #[ignore = "the body of the process that the kill test starts"]
 fn child() {
     let dir = PathBuf::from(std::env::var_os(DIR_VARIABLE).expect("started by the kill test"));
-    let store = DirectoryStore::open(&dir.join("store"), "org").unwrap();
+    let store = PackStore::open_directory(&dir.join("store"), "org").unwrap();
     let pointers = Pointers::open(&dir.join("store"), "org").unwrap();
     let home = dir.join("home");
     let mut seed = u64::from(std::process::id()) << 32;
@@ -80,7 +80,7 @@ fn killed_at_any_point_the_store_has_every_published_snapshot_whole() {
     for round in 0..ROUNDS {
         let delay = Duration::from_micros(u64::from(noise(round, 1)[0]) * 150);
         let said = run_and_kill(scratch.path(), delay);
-        let store = DirectoryStore::open(&scratch.path().join("store"), "org").unwrap();
+        let store = PackStore::open_directory(&scratch.path().join("store"), "org").unwrap();
         assert_eq!(store.problems(), Vec::<String>::new());
         let current = pointers.current("home").unwrap().unwrap();
         assert!(
@@ -91,7 +91,7 @@ fn killed_at_any_point_the_store_has_every_published_snapshot_whole() {
         assert_eq!(report.problems, Vec::<String>::new(), "round {round}");
         assert_eq!(fs::read_dir(scratch.path().join("store/orgs/org/tmp")).unwrap().count(), 0);
     }
-    let store = DirectoryStore::open(&scratch.path().join("store"), "org").unwrap();
+    let store = PackStore::open_directory(&scratch.path().join("store"), "org").unwrap();
     assert_eq!(store.verify_packs().unwrap().problems, Vec::<String>::new());
     for snapshot in pointers.snapshots("home").unwrap() {
         assert_eq!(verify(&store, &snapshot.root).unwrap().problems, Vec::<String>::new());

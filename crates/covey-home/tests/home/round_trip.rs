@@ -6,7 +6,7 @@ use std::sync::atomic::AtomicBool;
 
 use crate::support::{self, dump, settle};
 use covey_home::{
-    BlockStore, DirectoryStore, Excludes, MaterializeRequest, MemoryStore, NoProgress, SecureReport,
+    BlockStore, Excludes, MaterializeRequest, MemoryStore, NoProgress, PackStore, SecureReport,
     SecureRequest, materialize, secure,
 };
 
@@ -79,7 +79,7 @@ fn check_round_trip(store: &dyn BlockStore) {
 #[test]
 fn a_small_home_goes_there_and_back_in_a_directory_store() {
     let scratch = support::scratch();
-    let store = DirectoryStore::open(scratch.path(), "org").unwrap();
+    let store = PackStore::open_directory(scratch.path(), "org").unwrap();
     check_round_trip(&store);
     assert_eq!(store.verify_packs().unwrap().problems, Vec::<String>::new());
 }

@@ -7,7 +7,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use covey_home::DirectoryStore;
+use covey_home::PackStore;
 use covey_runner::sandbox::fake::{FakeBackend, FakeReply};
 use covey_runner::{Dial, DialFuture, LinkStream, Runner, RunnerConfig};
 use covey_types::{
@@ -301,7 +301,8 @@ async fn a_lost_answer_does_not_make_the_copy_stale_and_a_stale_copy_is_set_asid
     assert_eq!(kept.lines().count(), 2);
     assert_eq!(witness_lines(dir.path(), world.home), 1);
     let store =
-        DirectoryStore::open(&dir.path().join("store"), &OrgId::from_uuid(Uuid::nil()).to_string()).unwrap();
+        PackStore::open_directory(&dir.path().join("store"), &OrgId::from_uuid(Uuid::nil()).to_string())
+            .unwrap();
     for root in [first, second] {
         covey_home::verify(&store, &root).unwrap();
     }

@@ -8,7 +8,7 @@ use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use covey_home::{DirectoryStore, Excludes, NoProgress, SecureRequest};
+use covey_home::{Excludes, NoProgress, PackStore, SecureRequest};
 use covey_runner::sandbox::SandboxBackend as _;
 use covey_runner::sandbox::native::NativeBackend;
 use rustix::process::{Pid, Signal, kill_process};
@@ -213,7 +213,7 @@ fn read_ready(stdout: ChildStdout) -> Result<(String, String)> {
 
 /// Secures a directory into the store and makes the result the home's current snapshot.
 async fn import_directory(client: &Client, store: &Path, org: &str, home: &str, dir: &Path) -> Result<()> {
-    let store = DirectoryStore::open(store, org)?;
+    let store = PackStore::open_directory(store, org)?;
     let secured = covey_home::secure(&SecureRequest {
         dir,
         store: &store,

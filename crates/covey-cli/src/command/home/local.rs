@@ -10,7 +10,7 @@ use std::sync::atomic::AtomicBool;
 
 use anyhow::Context as _;
 use covey_home::{
-    DirectoryStore, Excludes, MaterializeReport, MaterializeRequest, Pointers, SecureReport, SecureRequest,
+    Excludes, MaterializeReport, MaterializeRequest, PackStore, Pointers, SecureReport, SecureRequest,
 };
 use covey_types::{BlockHash, Fault, FencingToken, RootHash};
 use serde_json::{Value, json};
@@ -27,13 +27,13 @@ const EXCLUDES_SETTING: &str = "COVEY_HOME_EXCLUDES";
 pub(crate) struct LocalStore {
     path: PathBuf,
     org: String,
-    store: DirectoryStore,
+    store: PackStore,
     excludes: Excludes,
 }
 
 impl LocalStore {
     pub(crate) fn open(path: &Path, org: &str) -> anyhow::Result<Self> {
-        let store = DirectoryStore::open(path, org)?;
+        let store = PackStore::open_directory(path, org)?;
         for problem in store.problems() {
             eprintln!("warning: {}", one_line(&problem));
         }

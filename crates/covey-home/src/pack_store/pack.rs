@@ -4,13 +4,12 @@
 //! with the file's length before it is used; a pack whose index is damaged can be indexed again from its
 //! frames. What does not belong here: which packs exist and who looks for what.
 
-use std::fs::File;
 use std::io;
-use std::os::unix::fs::FileExt;
 
 use covey_types::BlockHash;
 
-use crate::block::{BLOCK_BYTES_MAX, StoreError};
+use crate::backend::{Backend, BackendError, Key};
+use crate::block::BLOCK_BYTES_MAX;
 
 pub(crate) const HEADER_BYTES: u64 = 16;
 const HEADER_MAGIC: &[u8; 8] = b"COVEYPCK";
@@ -20,7 +19,13 @@ const VERSION: u32 = 1;
 const FRAME_HEADER_BYTES: usize = 20;
 const FRAME_RECORD_BYTES: usize = 20;
 const BLOCK_RECORD_BYTES: usize = 44;
-const FOOTER_BYTES: usize = 56;
+const FOOTER_BYTES: usize = 64;
+/// Read at first of a pack far away: holds the index of most packs, so that one request is enough.
+const TAIL_BYTES_REMOTE: usize = 1024 * 1024;
+/// The same on a disk, where a second read costs little and unneeded bytes are copied.
+const TAIL_BYTES_LOCAL: usize = 32 * 1024;
+/// A longer pack is not read into memory as a whole to index it again.
+const REBUILD_BYTES_MAX: u64 = 256 * 1024 * 1024;
 /// More frames or blocks than any writer makes (a pack is sealed at about 32 MiB); larger counts are damage.
 const RECORDS_MAX: u32 = 1 << 22;
 
@@ -32,14 +37,14 @@ pub(crate) enum Codec {
 }
 
 impl Codec {
-    const fn byte(self) -> u8 {
+    pub(crate) const fn byte(self) -> u8 {
         match self {
             Self::Raw => 0,
             Self::Zstd => 1,
         }
     }
 
-    const fn from_byte(byte: u8) -> Option<Self> {
+    pub(crate) const fn from_byte(byte: u8) -> Option<Self> {
         match byte {
             0 => Some(Self::Raw),
             1 => Some(Self::Zstd),
@@ -81,16 +86,14 @@ pub(crate) struct PackIndex {
     pub(crate) blocks: Vec<BlockRecord>,
 }
 
-/// Compresses with level 1 and keeps the result only where it is smaller. The level is the sleep path's:
-/// level 3 is 8 % smaller for nearly twice the time, and a later recompression can do it at leisure.
-pub(crate) fn compress(plain: &[u8]) -> io::Result<(Codec, Option<Vec<u8>>)> {
-    const LEVEL: i32 = 1;
+/// Compresses and keeps the result only where it is smaller.
+pub(crate) fn compress(plain: &[u8], level: i32) -> io::Result<(Codec, Option<Vec<u8>>)> {
     // Shorter than this, the frame's own overhead eats what zstd could save.
     const PLAIN_BYTES_MIN: usize = 64;
     if plain.len() < PLAIN_BYTES_MIN {
         return Ok((Codec::Raw, None));
     }
-    let packed = zstd::bulk::compress(plain, LEVEL)?;
+    let packed = zstd::bulk::compress(plain, level)?;
     if packed.len() + packed.len() / 32 < plain.len() {
         Ok((Codec::Zstd, Some(packed)))
     } else {
@@ -141,44 +144,62 @@ impl PackIndex {
         out.extend_from_slice(&index_offset.to_le_bytes());
         out.extend_from_slice(&(self.frames.len() as u32).to_le_bytes());
         out.extend_from_slice(&(self.blocks.len() as u32).to_le_bytes());
+        out.extend_from_slice(&VERSION.to_le_bytes());
+        out.extend_from_slice(&[0; 4]);
         let checksum = blake3::hash(&out);
         out.extend_from_slice(checksum.as_bytes());
         out.extend_from_slice(FOOTER_MAGIC);
         out
     }
 
-    /// Reads the index at the end of a pack.
+    /// Reads the index at the end of a pack: one request for most, at most two.
     ///
     /// # Errors
     /// [`ReadIndexError::Damaged`] says that the frames may still be readable with [`PackIndex::rebuild`].
-    pub(crate) fn read(file: &File) -> Result<Self, ReadIndexError> {
+    pub(crate) fn read(backend: &dyn Backend, key: &Key) -> Result<Self, ReadIndexError> {
         let damaged = |detail: &str| ReadIndexError::Damaged(detail.to_owned());
-        let file_len = file.metadata()?.len();
-        if file_len < HEADER_BYTES + FOOTER_BYTES as u64 {
+        let tail_bytes = if backend.is_remote() { TAIL_BYTES_REMOTE } else { TAIL_BYTES_LOCAL };
+        let tail = backend.read_tail(key, tail_bytes)?;
+        if tail.file_len < HEADER_BYTES + FOOTER_BYTES as u64 || tail.bytes.len() < FOOTER_BYTES {
             return Err(damaged("shorter than header and footer"));
         }
-        check_header(file)?;
-        let mut footer = [0; FOOTER_BYTES];
-        file.read_exact_at(&mut footer, file_len - FOOTER_BYTES as u64)?;
-        if &footer[48..] != FOOTER_MAGIC {
+        let footer = &tail.bytes[tail.bytes.len() - FOOTER_BYTES..];
+        if &footer[56..] != FOOTER_MAGIC {
             return Err(damaged("no footer"));
         }
-        let index_offset = u64_at(&footer, 0);
-        let (frames, blocks) = (u32_at(&footer, 8), u32_at(&footer, 12));
+        let index_offset = u64_at(footer, 0);
+        let (frames, blocks) = (u32_at(footer, 8), u32_at(footer, 12));
         let index_len =
             u64::from(frames) * FRAME_RECORD_BYTES as u64 + u64::from(blocks) * BLOCK_RECORD_BYTES as u64;
         if frames > RECORDS_MAX
             || blocks > RECORDS_MAX
-            || index_offset.checked_add(index_len + FOOTER_BYTES as u64) != Some(file_len)
+            || index_offset.checked_add(index_len + FOOTER_BYTES as u64) != Some(tail.file_len)
         {
             return Err(damaged("the footer's lengths do not fit the file"));
         }
-        let mut index = vec![0; index_len as usize + 16];
-        file.read_exact_at(&mut index, index_offset)?;
-        if blake3::hash(&index).as_bytes()[..] != footer[16..48] {
+        let wanted = index_len as usize + FOOTER_BYTES;
+        let longer;
+        let end = if wanted <= tail.bytes.len() {
+            &tail.bytes[tail.bytes.len() - wanted..]
+        } else {
+            longer = backend.read(key, index_offset, wanted)?;
+            &longer[..]
+        };
+        if end.len() != wanted || end[end.len() - FOOTER_BYTES..] != *footer {
+            return Err(damaged("it changed while it was read"));
+        }
+        let (covered, rest) = end.split_at(index_len as usize + 24);
+        if blake3::hash(covered).as_bytes()[..] != rest[..32] {
             return Err(damaged("the index's checksum differs"));
         }
-        Self::decode(&index[..index_len as usize], frames as usize, index_offset)
+        // Behind the checksum, so that damage is not taken for a later version.
+        if u32_at(footer, 16) != VERSION || u32_at(footer, 20) != 0 {
+            return Err(ReadIndexError::Backend(BackendError::unavailable(
+                format!("read {key}, which a later version of this program wrote; use that version"),
+                io::Error::from(io::ErrorKind::Unsupported),
+            )));
+        }
+        Self::decode(&covered[..index_len as usize], frames as usize, index_offset)
             .ok_or_else(|| damaged("the index contradicts itself"))
     }
 
@@ -220,38 +241,48 @@ impl PackIndex {
     ///
     /// # Errors
     /// Only when the file cannot be read now.
-    pub(crate) fn rebuild(file: &File) -> io::Result<(Self, bool)> {
-        let file_len = file.metadata()?.len();
+    pub(crate) fn rebuild(backend: &dyn Backend, key: &Key) -> Result<(Self, bool), BackendError> {
+        let file_len = backend.file_len(key)?;
+        if file_len > REBUILD_BYTES_MAX {
+            return Ok((Self::default(), false));
+        }
+        let file = backend.read(key, 0, file_len as usize)?;
+        let (index, complete) = Self::scan(&file);
+        Ok((index.deduplicated(), complete))
+    }
+
+    /// The index of a pack's bytes, and whether a clean end was reached.
+    fn scan(file: &[u8]) -> (Self, bool) {
         let mut index = Self::default();
-        let mut complete = check_header(file).is_ok();
-        let mut at = HEADER_BYTES;
+        let mut complete = is_header(file);
+        let mut at = HEADER_BYTES as usize;
         loop {
-            let mut head = [0; FRAME_HEADER_BYTES];
-            if at + head.len() as u64 > file_len {
-                return Ok((index.deduplicated(), complete && at == file_len));
-            }
-            file.read_exact_at(&mut head, at)?;
-            let count = u32_at(&head, 16);
-            let offset = at + head.len() as u64 + u64::from(count) * 4;
+            let Some(head) = file.get(at..).and_then(|rest| rest.get(..FRAME_HEADER_BYTES)) else {
+                return (index, complete && at == file.len());
+            };
+            let count = u32_at(head, 16);
+            let lengths_at = at + FRAME_HEADER_BYTES;
+            let offset = lengths_at + count as usize * 4;
             let codec = Codec::from_byte(head[4]);
             let (true, Some(codec)) = (head[..4] == FRAME_MAGIC && count <= RECORDS_MAX, codec) else {
                 // Here the index begins in a whole pack; anything else is damage, and both look alike.
-                let at_index = index.frames.last().is_some_and(|frame| frame.end() == at)
-                    && u64_at(&head, 0) == index.frames[0].offset;
-                return Ok((index.deduplicated(), complete && at_index));
+                let at_index = index.frames.last().is_some_and(|frame| frame.end() == at as u64)
+                    && u64_at(head, 0) == index.frames[0].offset;
+                return (index, complete && at_index);
             };
-            let frame = Frame { offset, stored_len: u32_at(&head, 12), plain_len: u32_at(&head, 8), codec };
-            if !lengths_allowed(&frame) || frame.end() > file_len {
-                return Ok((index.deduplicated(), false));
-            }
-            let mut lengths = vec![0; count as usize * 4];
-            file.read_exact_at(&mut lengths, at + head.len() as u64)?;
-            match read_frame(file, &frame) {
-                Ok(plain) => complete &= index.add_frame(frame, &plain, &lengths),
-                Err(StoreError::Unavailable { source, .. }) => return Err(source),
+            let frame = Frame {
+                offset: offset as u64,
+                stored_len: u32_at(head, 12),
+                plain_len: u32_at(head, 8),
+                codec,
+            };
+            let stored = file.get(offset..).and_then(|rest| rest.get(..frame.stored_len as usize));
+            let (true, Some(stored)) = (lengths_allowed(&frame), stored) else { return (index, false) };
+            match open_frame(stored.to_vec(), &frame) {
+                Ok(plain) => complete &= index.add_frame(frame, &plain, &file[lengths_at..offset]),
                 Err(_) => complete = false,
             }
-            at = frame.end();
+            at = offset + stored.len();
         }
     }
 
@@ -279,26 +310,19 @@ impl PackIndex {
 /// Why a pack has no usable index.
 #[derive(Debug)]
 pub(crate) enum ReadIndexError {
-    Io(io::Error),
+    Backend(BackendError),
     Damaged(String),
 }
 
-impl From<io::Error> for ReadIndexError {
-    fn from(error: io::Error) -> Self {
-        Self::Io(error)
+impl From<BackendError> for ReadIndexError {
+    fn from(error: BackendError) -> Self {
+        Self::Backend(error)
     }
 }
 
-fn check_header(file: &File) -> Result<(), ReadIndexError> {
-    let mut found = [0; HEADER_BYTES as usize];
-    match file.read_exact_at(&mut found, 0) {
-        Ok(()) if found == header() => Ok(()),
-        Ok(()) => Err(ReadIndexError::Damaged("the header is not a pack's".to_owned())),
-        Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
-            Err(ReadIndexError::Damaged("no header".to_owned()))
-        }
-        Err(error) => Err(error.into()),
-    }
+/// Whether a pack's file begins as it must.
+pub(crate) fn is_header(start: &[u8]) -> bool {
+    start.get(..HEADER_BYTES as usize).is_some_and(|found| found == header())
 }
 
 fn lengths_allowed(frame: &Frame) -> bool {
@@ -309,20 +333,40 @@ fn lengths_allowed(frame: &Frame) -> bool {
         }
 }
 
+/// Why a frame has no plain bytes.
+#[derive(Debug)]
+pub(crate) enum ReadFrameError {
+    Backend(BackendError),
+    Damaged(String),
+}
+
+impl From<BackendError> for ReadFrameError {
+    fn from(error: BackendError) -> Self {
+        Self::Backend(error)
+    }
+}
+
 /// Reads a frame's plain bytes; the lengths were checked when the index was read.
-pub(crate) fn read_frame(file: &File, frame: &Frame) -> Result<Vec<u8>, StoreError> {
-    let mut stored = vec![0; frame.stored_len as usize];
-    file.read_exact_at(&mut stored, frame.offset).map_err(|error| match error.kind() {
-        io::ErrorKind::UnexpectedEof => StoreError::damaged("a pack", "it ends inside a frame"),
-        _ => StoreError::unavailable("read a frame of a pack", error),
-    })?;
+pub(crate) fn read_frame(backend: &dyn Backend, key: &Key, frame: &Frame) -> Result<Vec<u8>, ReadFrameError> {
+    let stored = backend.read(key, frame.offset, frame.stored_len as usize)?;
+    open_frame(stored, frame).map_err(ReadFrameError::Damaged)
+}
+
+/// The plain bytes of a frame from its stored ones.
+///
+/// # Errors
+/// A sentence, when these are not the frame's bytes.
+pub(crate) fn open_frame(stored: Vec<u8>, frame: &Frame) -> Result<Vec<u8>, String> {
+    if stored.len() != frame.stored_len as usize {
+        return Err("it ends inside a frame".to_owned());
+    }
     let plain = match frame.codec {
         Codec::Raw => stored,
         Codec::Zstd => zstd::bulk::decompress(&stored, frame.plain_len as usize)
-            .map_err(|error| StoreError::damaged("a frame of a pack", error.to_string()))?,
+            .map_err(|error| format!("a frame does not unfold: {error}"))?,
     };
     if plain.len() != frame.plain_len as usize {
-        return Err(StoreError::damaged("a frame of a pack", "it unfolds to another length than declared"));
+        return Err("a frame unfolds to another length than declared".to_owned());
     }
     Ok(plain)
 }

@@ -1,0 +1,256 @@
+//! A block store of pack files, on whatever backend.
+//!
+//! What stays true: a reader sees whole packs only, because a pack becomes visible after its bytes are durable;
+//! several processes write at once, each its own packs; "absent" is said only when every pack that the backend
+//! lists has been asked (I7), and a pack that a list leaves out counts as gone only when a second answer says so,
+//! too; nothing here deletes a pack but [`PackStore::remove_pack`], which is garbage collection's (I8). What does
+//! not belong here: the bytes of a pack (`pack`), where files lie (`crate::backend`), pointers to snapshots
+//! (`crate::pointer`).
+
+mod catalogue;
+mod contents;
+mod pack;
+mod refresh;
+mod segment;
+mod upload;
+
+use std::path::Path;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+
+use covey_types::BlockHash;
+
+pub use catalogue::PackName;
+pub use contents::{PackContents, PackReport, PackedBlock};
+pub use upload::{Existing, PackUpload, Packing};
+
+use crate::backend::{Backend, BackendError, DirectoryBackend, Key};
+use crate::block::{BlockStore, StoreError, Upload};
+use catalogue::{Catalogue, Location};
+use pack::ReadFrameError;
+
+/// Plain bytes of frames with several small blocks that are kept, because neighbours are read next.
+const CACHED_FRAMES_BYTES_MAX: usize = 16 * 1024 * 1024;
+
+const PACK_SUFFIX: &str = ".pack";
+
+/// The blocks of one org in pack files; see the module's first lines.
+#[derive(Debug)]
+pub struct PackStore {
+    backend: Arc<dyn Backend>,
+    packs_dir: Key,
+    catalogue: RwLock<Catalogue>,
+    frames: Mutex<Vec<FrameCached>>,
+    refresh: Mutex<refresh::Unread>,
+}
+
+#[derive(Debug)]
+struct FrameCached {
+    pack: u32,
+    offset: u64,
+    plain: Arc<Vec<u8>>,
+}
+
+/// Why one copy of a block could not be had.
+enum CopyError {
+    /// The pack is not there, or cannot be read now.
+    Backend(BackendError),
+    /// Its bytes are not the block's.
+    Damaged(String),
+}
+
+impl PackStore {
+    /// Opens the store in the directory `path` for `org`, creating what is missing.
+    ///
+    /// # Errors
+    /// As [`DirectoryBackend::open`] and [`PackStore::open`].
+    pub fn open_directory(path: &Path, org: &str) -> Result<Self, StoreError> {
+        Self::open(Arc::new(DirectoryBackend::open(path, org)?))
+    }
+
+    /// Opens the store on `backend`.
+    ///
+    /// # Errors
+    /// [`StoreError::Unavailable`] when the packs cannot be listed. A pack that is damaged or cannot be read is no
+    /// error here; only its blocks are.
+    pub fn open(backend: Arc<dyn Backend>) -> Result<Self, StoreError> {
+        let store = Self {
+            packs_dir: Key::new(&["packs"])?,
+            catalogue: RwLock::new(Catalogue::open(backend.cache_dir())),
+            frames: Mutex::default(),
+            refresh: Mutex::default(),
+            backend,
+        };
+        store.refresh()?;
+        Ok(store)
+    }
+
+    /// What it stands on, for those who keep other files of the org beside its packs.
+    pub fn backend(&self) -> &Arc<dyn Backend> {
+        &self.backend
+    }
+
+    /// What is wrong with packs as far as it is known without reading them all: one line each.
+    pub fn problems(&self) -> Vec<String> {
+        let mut problems = self.catalogue().problems().to_vec();
+        problems.extend(self.unread());
+        problems
+    }
+
+    /// Begins an upload that packs otherwise than a secure does: harder, or also what is stored already.
+    ///
+    /// # Errors
+    /// As [`BlockStore::upload`].
+    pub fn repack(&self, packing: Packing) -> Result<Box<PackUpload<'_>>, StoreError> {
+        self.refresh()?;
+        Ok(Box::new(PackUpload::new(self, packing)))
+    }
+
+    fn catalogue(&self) -> std::sync::RwLockReadGuard<'_, Catalogue> {
+        self.catalogue.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn catalogue_mut(&self) -> std::sync::RwLockWriteGuard<'_, Catalogue> {
+        self.catalogue.write().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn frames(&self) -> MutexGuard<'_, Vec<FrameCached>> {
+        self.frames.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn key_of(&self, name: &PackName) -> Result<Key, StoreError> {
+        Ok(Key::new(&[self.packs_dir.as_str(), &format!("{name}{PACK_SUFFIX}")])?)
+    }
+
+    fn cached_frame(&self, place: &Location) -> Option<Arc<Vec<u8>>> {
+        let mut frames = self.frames();
+        let at = frames.iter().position(|f| f.pack == place.pack && f.offset == place.frame.offset)?;
+        let found = frames.remove(at);
+        let plain = Arc::clone(&found.plain);
+        frames.push(found);
+        Some(plain)
+    }
+
+    fn cache_frame(&self, place: &Location, plain: Arc<Vec<u8>>) {
+        let mut frames = self.frames();
+        let mut bytes = plain.len() + frames.iter().map(|frame| frame.plain.len()).sum::<usize>();
+        while bytes > CACHED_FRAMES_BYTES_MAX && !frames.is_empty() {
+            bytes -= frames.remove(0).plain.len();
+        }
+        frames.push(FrameCached { pack: place.pack, offset: place.frame.offset, plain });
+    }
+
+    fn read_copy(&self, place: &Location, hash: &BlockHash) -> Result<Vec<u8>, CopyError> {
+        let range = place.offset as usize..place.offset as usize + place.len as usize;
+        let right =
+            |plain: &[u8]| plain.get(range.clone()).is_some_and(|bytes| BlockHash::of(bytes) == *hash);
+        if let Some(plain) = self.cached_frame(place)
+            && right(&plain)
+        {
+            return Ok(plain[range].to_vec());
+        }
+        let name = self.catalogue().name(place.pack);
+        let key = self.key_of(&name).map_err(|error| CopyError::Damaged(error.to_string()))?;
+        let plain = pack::read_frame(&*self.backend, &key, &place.frame).map_err(|error| match error {
+            ReadFrameError::Backend(error) => CopyError::Backend(error),
+            ReadFrameError::Damaged(detail) => CopyError::Damaged(format!("pack {name}: {detail}")),
+        })?;
+        if !right(&plain) {
+            return Err(CopyError::Damaged("the hash differs".to_owned()));
+        }
+        if plain.len() == place.len as usize {
+            return Ok(plain);
+        }
+        let bytes = plain[range].to_vec();
+        self.cache_frame(place, Arc::new(plain));
+        Ok(bytes)
+    }
+
+    /// Reads the first good copy among `places`; else the failure that says least, because what cannot be read now
+    /// may be right later.
+    fn read_first(&self, places: &[Location], hash: &BlockHash) -> Result<Vec<u8>, CopyError> {
+        let mut worst = None;
+        for place in places {
+            match self.read_copy(place, hash) {
+                Ok(bytes) => return Ok(bytes),
+                Err(error) => {
+                    if !matches!(worst, Some(CopyError::Backend(_))) {
+                        worst = Some(error);
+                    }
+                }
+            }
+        }
+        Err(worst.unwrap_or_else(|| CopyError::Damaged("there is no copy".to_owned())))
+    }
+
+    /// Places of the block. `proof`: the answer "nowhere" is certain, as far as the packs' indexes are.
+    fn copies(&self, hash: &BlockHash, proof: bool) -> Result<Vec<Location>, StoreError> {
+        let found = self.catalogue().copies(hash, proof);
+        match found {
+            Ok(places) => Ok(places),
+            Err(_) => {
+                // The segments are made anew from the packs' own indexes.
+                self.catalogue_mut().distrust();
+                self.refresh()?;
+                let unavailable = |error| StoreError::unavailable("read the catalogue", error);
+                self.catalogue().copies(hash, proof).map_err(unavailable)
+            }
+        }
+    }
+
+    /// What to answer about a block of which no copy was found.
+    fn nowhere(&self, hash: &BlockHash) -> StoreError {
+        if let Some(pack) = self.unread().into_iter().next() {
+            let error = std::io::Error::from(std::io::ErrorKind::WouldBlock);
+            return StoreError::unavailable(format!("look for block {hash}: {pack}"), error);
+        }
+        match self.catalogue().incomplete() {
+            None => StoreError::Absent { hash: *hash },
+            // A pack that cannot be read to its end may have held it: absence is not proven.
+            Some(pack) => StoreError::damaged(format!("block {hash}"), format!("not found, and {pack}")),
+        }
+    }
+}
+
+impl BlockStore for PackStore {
+    fn get(&self, hash: &BlockHash) -> Result<Vec<u8>, StoreError> {
+        let places = self.copies(hash, false)?;
+        if !places.is_empty()
+            && let Ok(bytes) = self.read_first(&places, hash)
+        {
+            return Ok(bytes);
+        }
+        // A pack may have come, or have been replaced by another, since it was last listed.
+        self.refresh()?;
+        let places = self.copies(hash, true)?;
+        if places.is_empty() {
+            return Err(self.nowhere(hash));
+        }
+        match self.read_first(&places, hash) {
+            Ok(bytes) => Ok(bytes),
+            // Also a pack that is listed and then said not to be there: two answers that contradict each other
+            // prove nothing.
+            Err(CopyError::Backend(error)) => Err(error.into()),
+            Err(CopyError::Damaged(detail)) => {
+                self.catalogue_mut().mark_damaged(*hash);
+                Err(StoreError::damaged(format!("block {hash}"), detail))
+            }
+        }
+    }
+
+    fn missing(&self, hashes: &[BlockHash]) -> Result<Vec<BlockHash>, StoreError> {
+        let lacking = |hashes: &[BlockHash]| -> Vec<BlockHash> {
+            let catalogue = self.catalogue();
+            hashes.iter().filter(|hash| !catalogue.has(hash)).copied().collect()
+        };
+        let missing = lacking(hashes);
+        if missing.is_empty() || !self.refresh()? {
+            return Ok(missing);
+        }
+        Ok(lacking(&missing))
+    }
+
+    fn upload(&self) -> Result<Box<dyn Upload + '_>, StoreError> {
+        self.refresh()?;
+        Ok(Box::new(PackUpload::new(self, Packing::default())))
+    }
+}

@@ -1,0 +1,175 @@
+//! Looking at packs as packs: what each holds, and whether it is right. Garbage collection, recompression, copying
+//! to another store and verification are built on this, and need to know no backend.
+
+use covey_types::BlockHash;
+
+use super::pack::{self, PackIndex, ReadFrameError, ReadIndexError};
+use super::{PackName, PackStore};
+use crate::backend::BackendError;
+use crate::block::StoreError;
+
+/// Counts what [`PackStore::verify_packs`] looked at.
+#[derive(Debug, Clone, Default)]
+pub struct PackReport {
+    /// Packs.
+    pub packs: u64,
+    /// Blocks whose hash was right.
+    pub blocks: u64,
+    /// What was not, one line each.
+    pub problems: Vec<String>,
+}
+
+/// A block as a pack's index names it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PackedBlock {
+    /// Its address.
+    pub hash: BlockHash,
+    /// Length of its plain bytes.
+    pub len: u32,
+    /// Its share of the pack's stored bytes: the frame's, divided by plain length, rounded down.
+    pub stored_len: u32,
+}
+
+/// What a pack holds, from its index; nothing but the index was read.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PackContents {
+    /// Length of the file in bytes.
+    pub file_len: u64,
+    /// Ascending by hash.
+    pub blocks: Vec<PackedBlock>,
+    /// Whether the index is damaged and these are the blocks that could be found without it.
+    pub reindexed: bool,
+}
+
+impl PackStore {
+    /// The packs that the backend lists now.
+    ///
+    /// # Errors
+    /// [`StoreError::Unavailable`] when they cannot be listed.
+    pub fn packs(&self) -> Result<Vec<PackName>, StoreError> {
+        self.list_packs()
+    }
+
+    /// What a pack holds; none when it is gone.
+    ///
+    /// # Errors
+    /// [`StoreError::Unavailable`] when it cannot be read now.
+    pub fn pack_contents(&self, name: &PackName) -> Result<Option<PackContents>, StoreError> {
+        let key = self.key_of(name)?;
+        let read = || -> Result<(u64, PackIndex, bool), BackendError> {
+            let file_len = self.backend.file_len(&key)?;
+            match PackIndex::read(&*self.backend, &key) {
+                Ok(index) => Ok((file_len, index, false)),
+                Err(ReadIndexError::Backend(error)) => Err(error),
+                Err(ReadIndexError::Damaged(_)) => {
+                    Ok((file_len, PackIndex::rebuild(&*self.backend, &key)?.0, true))
+                }
+            }
+        };
+        let (file_len, index, reindexed) = match read() {
+            Ok(found) => found,
+            Err(BackendError::NotFound { .. }) => return Ok(None),
+            Err(error) => return Err(error.into()),
+        };
+        let blocks = index.blocks.iter().map(|block| {
+            let frame = index.frames[block.frame as usize];
+            let share =
+                u64::from(frame.stored_len) * u64::from(block.len) / u64::from(frame.plain_len.max(1));
+            PackedBlock { hash: block.hash, len: block.len, stored_len: share as u32 }
+        });
+        Ok(Some(PackContents { file_len, blocks: blocks.collect(), reindexed }))
+    }
+
+    /// Reads every block of a pack in the order in which they lie there and gives each to `take`, whose hash was
+    /// checked; `damaged` gets those whose bytes are not theirs, with the reason. Memory is that of the index and
+    /// one frame. None when the pack is gone.
+    ///
+    /// # Errors
+    /// [`StoreError::Unavailable`] when it cannot be read now, and whatever `take` returns.
+    pub fn read_pack(
+        &self,
+        name: &PackName,
+        mut take: impl FnMut(&BlockHash, &[u8]) -> Result<(), StoreError>,
+        mut damaged: impl FnMut(&BlockHash, &str),
+    ) -> Result<Option<()>, StoreError> {
+        let key = self.key_of(name)?;
+        let index = match PackIndex::read(&*self.backend, &key) {
+            Ok(index) => index,
+            Err(ReadIndexError::Damaged(_)) => match PackIndex::rebuild(&*self.backend, &key) {
+                Ok((index, _)) => index,
+                Err(BackendError::NotFound { .. }) => return Ok(None),
+                Err(error) => return Err(error.into()),
+            },
+            Err(ReadIndexError::Backend(BackendError::NotFound { .. })) => return Ok(None),
+            Err(ReadIndexError::Backend(error)) => return Err(error.into()),
+        };
+        let mut blocks = index.blocks;
+        blocks.sort_unstable_by_key(|block| (block.frame, block.offset));
+        for of_frame in blocks.chunk_by(|one, other| one.frame == other.frame) {
+            let frame = &index.frames[of_frame[0].frame as usize];
+            let plain = match pack::read_frame(&*self.backend, &key, frame) {
+                Ok(plain) => Ok(plain),
+                Err(ReadFrameError::Damaged(detail)) => Err(detail),
+                Err(ReadFrameError::Backend(BackendError::NotFound { .. })) => return Ok(None),
+                Err(ReadFrameError::Backend(error)) => return Err(error.into()),
+            };
+            for block in of_frame {
+                let range = block.offset as usize..block.offset as usize + block.len as usize;
+                match &plain {
+                    Err(detail) => damaged(&block.hash, detail),
+                    Ok(plain) => match plain.get(range) {
+                        Some(bytes) if BlockHash::of(bytes) == block.hash => take(&block.hash, bytes)?,
+                        _ => damaged(&block.hash, "the hash differs"),
+                    },
+                }
+            }
+        }
+        Ok(Some(()))
+    }
+
+    /// Reads every block of every pack and checks its hash, and each pack's header.
+    ///
+    /// # Errors
+    /// [`StoreError::Unavailable`] when that cannot be done; damage is in the report.
+    pub fn verify_packs(&self) -> Result<PackReport, StoreError> {
+        self.refresh()?;
+        let mut report = PackReport { problems: self.problems(), ..PackReport::default() };
+        for name in self.list_packs()? {
+            let key = self.key_of(&name)?;
+            let mut problems = Vec::new();
+            let mut blocks = 0;
+            match self.backend.read(&key, 0, pack::HEADER_BYTES as usize) {
+                Ok(start) if pack::is_header(&start) => {}
+                Ok(_) => problems.push(format!("pack {name}: the header is not a pack's")),
+                // Collected since it was listed.
+                Err(BackendError::NotFound { .. }) => continue,
+                Err(error) => return Err(error.into()),
+            }
+            let read = self.read_pack(
+                &name,
+                |_, _| {
+                    blocks += 1;
+                    Ok(())
+                },
+                |hash, detail| problems.push(format!("pack {name}: block {hash} is damaged: {detail}")),
+            )?;
+            if read.is_some() {
+                report.packs += 1;
+                report.blocks += blocks;
+                report.problems.append(&mut problems);
+            }
+        }
+        Ok(report)
+    }
+
+    /// Deletes a pack. For garbage collection only (I8), which has made sure that nothing needs it; tells whether
+    /// it was there.
+    ///
+    /// # Errors
+    /// [`StoreError::Unavailable`] when it is not certain that it is gone.
+    pub fn remove_pack(&self, name: &PackName) -> Result<bool, StoreError> {
+        let removed = self.backend.remove(&self.key_of(name)?)?;
+        self.catalogue_mut().bury(name);
+        Ok(removed)
+    }
+}
