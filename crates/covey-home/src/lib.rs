@@ -8,9 +8,11 @@
 #![deny(missing_docs)]
 
 mod anchor;
+pub mod archive;
 pub mod backend;
 pub mod block;
 pub mod contract;
+mod edit;
 mod excludes;
 pub mod manifest;
 mod materialize;
@@ -24,9 +26,11 @@ mod secure;
 mod stat_cache;
 mod sys;
 mod verify;
+pub mod view;
 mod work;
 
 pub use block::{BLOCK_BYTES_MAX, Block, BlockStore, StoreError, Upload, UploadReport};
+pub use edit::{EditError, Edited, restore_path};
 pub use excludes::{DEFAULT_EXCLUDES, Excludes};
 pub use materialize::{Gap, MaterializeError, MaterializeReport, MaterializeRequest, materialize};
 pub use memory::MemoryStore;

@@ -43,6 +43,18 @@ pub struct Listing {
     pub pieces: Vec<BlockHash>,
 }
 
+/// Reads one object of a directory: its entries, or the objects that hold them.
+///
+/// # Errors
+/// When it is absent, unavailable, damaged or malformed.
+pub fn read_listing_object(store: &dyn BlockStore, listing: &BlockHash) -> Result<ListingPart, ObjectError> {
+    Ok(decode_listing_object(&store.get(listing)?)?)
+}
+
+pub(crate) const fn index_below_index() -> MalformedObject {
+    MalformedObject { object: "listing", at: 0, problem: "an index below an index" }
+}
+
 /// Reads a directory's entries, of a cut directory all of them.
 ///
 /// # Errors

@@ -3,6 +3,7 @@
 
 #![expect(clippy::unwrap_used, reason = "a failed test ends there")]
 
+mod archive;
 mod concurrency;
 mod damage;
 mod deep;
@@ -15,3 +16,4 @@ mod round_trip;
 mod special;
 mod store_contract;
 mod support;
+mod view;

@@ -36,7 +36,7 @@ enum Body {
 
 /// A tree, and hard links: from one of its names (by number) into one of its directories (by number).
 #[derive(Debug, Clone)]
-struct Tree {
+pub(crate) struct Tree {
     root: Inode,
     links: Vec<(u16, u16, Vec<u8>)>,
 }
@@ -77,7 +77,7 @@ fn inode(body: impl Strategy<Value = Body>) -> impl Strategy<Value = Inode> {
         .prop_map(|(mode, mtime, xattrs, body)| Inode { mode, mtime, xattrs, body })
 }
 
-fn tree() -> impl Strategy<Value = Tree> {
+pub(crate) fn tree() -> impl Strategy<Value = Tree> {
     let target = proptest::collection::vec(1_u8..=255, 1..60);
     let leaf = prop_oneof![
         8 => file(),
@@ -95,7 +95,7 @@ fn tree() -> impl Strategy<Value = Tree> {
 }
 
 /// Builds a tree; names that a directory already has are left out.
-fn build(tree: &Tree, path: &Path) {
+pub(crate) fn build(tree: &Tree, path: &Path) {
     rustix::fs::mkdir(path, Mode::RWXU).unwrap();
     let root = rustix::fs::open(path, OFlags::RDONLY | OFlags::DIRECTORY, Mode::empty()).unwrap();
     let mut made: Vec<(OwnedFd, CString, Inode)> = Vec::new();
