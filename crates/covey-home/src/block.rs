@@ -142,6 +142,13 @@ pub trait BlockStore: Send + Sync + Debug {
 /// Blocks on their way into a store. Dropped unfinished, it leaves nothing or some whole blocks that nobody
 /// refers to, never a broken one.
 pub trait Upload: Send + Sync + Debug {
+    /// Number of the garbage collection that the store knew of when this upload began; a publish of what was
+    /// uploaded names it, and is refused when a later one has passed (`crate::collect`). 0 in stores that collect
+    /// nothing.
+    fn epoch(&self) -> u64 {
+        0
+    }
+
     /// Adds a block unless the store or this upload has it; tells whether it was new. Readers see it only
     /// after [`Upload::finish`].
     ///

@@ -249,7 +249,8 @@ pub fn check_pointers(backend: &Arc<dyn Backend>) -> Checked {
     let pointers = Pointers::on(Arc::clone(backend));
     let root = |n: u8| RootHash::of(&[n]);
     same("a new home has no snapshot", ok("it is read", pointers.current("home"))?, None)?;
-    let publish = |n, base, token| pointers.publish("home", root(n), Generation(base), FencingToken(token));
+    let publish =
+        |n, base, token| pointers.publish("home", root(n), Generation(base), FencingToken(token), 0);
     let first = ok("the first is published", publish(1, 0, 5))?;
     same("the first has number 1", first.generation, Generation(1))?;
     same("a repeated publish is one", ok("it is repeated", publish(1, 0, 5))?, first)?;
@@ -266,7 +267,7 @@ pub fn check_pointers(backend: &Arc<dyn Backend>) -> Checked {
             .map(|n| {
                 let pointers = &pointers;
                 scope.spawn(move || {
-                    pointers.publish("contested", RootHash::of(&[n]), Generation(0), FencingToken(1))
+                    pointers.publish("contested", RootHash::of(&[n]), Generation(0), FencingToken(1), 0)
                 })
             })
             .collect();

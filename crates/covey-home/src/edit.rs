@@ -9,7 +9,7 @@ use covey_types::{BlockHash, Fault, RootHash};
 use crate::block::{Block, BlockStore, StoreError, Upload};
 use crate::manifest::{Blob, Entry, EntryBody, LinkTable, ListingBuilder, Root, window_bytes};
 use crate::object::{self, ObjectError};
-use crate::view::{Snapshot, ViewError, components, show};
+use crate::view::{Named, Snapshot, ViewError, components, show};
 
 /// Why a path was not put back.
 #[derive(Debug, thiserror::Error)]
@@ -52,6 +52,8 @@ pub struct Edited {
     pub files: u64,
     /// Sum of their sizes in bytes.
     pub bytes: u64,
+    /// See [`Upload::epoch`].
+    pub epoch: u64,
 }
 
 /// Makes the state `current` with `path`, and everything below it, as it is in `from`. Directories above it that
@@ -72,7 +74,7 @@ pub fn restore_path(
     let wanted = source.find(path)?;
 
     // From the home's directory down to the one that holds the path: as it is now, or as it was if it is gone.
-    let mut chain: Vec<(Entry, Vec<(Vec<u8>, Entry)>)> = Vec::new();
+    let mut chain: Vec<(Entry, Vec<Named>)> = Vec::new();
     for depth in 0..=above.len() {
         let here = above[..depth].join(&b'/');
         let now = match target.find(&here) {
@@ -100,6 +102,7 @@ pub fn restore_path(
     let links = merged_links(store, target.root(), source.root(), &inner)?;
 
     let upload = store.upload()?;
+    let epoch = upload.epoch();
     let mut child = (last.to_vec(), wanted);
     let mut top = None;
     for depth in (0..chain.len()).rev() {
@@ -126,7 +129,7 @@ pub fn restore_path(
     };
     let hash = put(upload.as_ref(), &root.encode())?;
     upload.finish()?;
-    Ok(Edited { root: RootHash::from_bytes(*hash.as_bytes()), files: root.files, bytes: root.bytes })
+    Ok(Edited { root: RootHash::from_bytes(*hash.as_bytes()), files: root.files, bytes: root.bytes, epoch })
 }
 
 fn get<'a>(entries: &'a [(Vec<u8>, Entry)], name: &[u8]) -> Option<&'a Entry> {

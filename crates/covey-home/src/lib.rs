@@ -11,6 +11,7 @@ mod anchor;
 pub mod archive;
 pub mod backend;
 pub mod block;
+mod collect;
 pub mod contract;
 mod edit;
 mod excludes;
@@ -30,6 +31,7 @@ pub mod view;
 mod work;
 
 pub use block::{BLOCK_BYTES_MAX, Block, BlockStore, StoreError, Upload, UploadReport};
+pub use collect::{CONDEMNED_MAX, CollectError, CollectOptions, CollectReport, MarkError, Roots, collect};
 pub use edit::{EditError, Edited, restore_path};
 pub use excludes::{DEFAULT_EXCLUDES, Excludes};
 pub use materialize::{Gap, MaterializeError, MaterializeReport, MaterializeRequest, materialize};

@@ -15,6 +15,7 @@ mod segment;
 mod upload;
 
 use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
 use covey_types::BlockHash;
@@ -25,6 +26,7 @@ pub use upload::{Existing, PackUpload, Packing};
 
 use crate::backend::{Backend, BackendError, DirectoryBackend, Key};
 use crate::block::{BlockStore, StoreError, Upload};
+use crate::collect::Condemned;
 use catalogue::{Catalogue, Location};
 use pack::ReadFrameError;
 
@@ -41,6 +43,8 @@ pub struct PackStore {
     catalogue: RwLock<Catalogue>,
     frames: Mutex<Vec<FrameCached>>,
     refresh: Mutex<refresh::Unread>,
+    /// The newest collection that this store knows of.
+    epoch: AtomicU64,
 }
 
 #[derive(Debug)]
@@ -78,6 +82,7 @@ impl PackStore {
             catalogue: RwLock::new(Catalogue::open(backend.cache_dir())),
             frames: Mutex::default(),
             refresh: Mutex::default(),
+            epoch: AtomicU64::new(0),
             backend,
         };
         store.refresh()?;
@@ -101,8 +106,21 @@ impl PackStore {
     /// # Errors
     /// As [`BlockStore::upload`].
     pub fn repack(&self, packing: Packing) -> Result<Box<PackUpload<'_>>, StoreError> {
+        // In this order: a pack that the list still shows and that is deleted later is in this list of condemned
+        // ones, or in one of a later epoch.
+        let condemned = Condemned::read(self.backend.as_ref())?;
+        self.condemn(&condemned);
         self.refresh()?;
-        Ok(Box::new(PackUpload::new(self, packing)))
+        Ok(Box::new(PackUpload::new(self, packing, condemned.epoch())))
+    }
+
+    /// From now on these packs hold nothing for uploads; reads still find what is in them.
+    pub(crate) fn condemn(&self, condemned: &Condemned) {
+        let mut catalogue = self.catalogue_mut();
+        // A slower reader of an earlier list must not undo a later one.
+        if self.epoch.fetch_max(condemned.epoch(), Ordering::SeqCst) <= condemned.epoch() {
+            catalogue.condemn(condemned.packs());
+        }
     }
 
     fn catalogue(&self) -> std::sync::RwLockReadGuard<'_, Catalogue> {
@@ -250,7 +268,6 @@ impl BlockStore for PackStore {
     }
 
     fn upload(&self) -> Result<Box<dyn Upload + '_>, StoreError> {
-        self.refresh()?;
-        Ok(Box::new(PackUpload::new(self, Packing::default())))
+        Ok(self.repack(Packing::default())?)
     }
 }

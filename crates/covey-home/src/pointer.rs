@@ -13,6 +13,7 @@ use serde::Serialize;
 
 use crate::backend::{Backend, BackendError, DirectoryBackend, Expected, Key, PutOutcome, Versioned};
 use crate::block::StoreError;
+use crate::collect::Roots;
 use crate::name::{InvalidName, check_name};
 use crate::secure::{SecureError, SecureReport, SecureRequest, secure};
 
@@ -52,6 +53,16 @@ pub enum PointerError {
         /// The home's; 0 before the first publish.
         current: Generation,
     },
+    /// A garbage collection has passed since the secure began, and may have deleted what it relied on.
+    #[error(
+        "a garbage collection has passed since this was secured (epoch {epoch}, now {floor}); secure it again"
+    )]
+    Collected {
+        /// The caller's.
+        epoch: u64,
+        /// The least that is taken.
+        floor: u64,
+    },
     /// The home's name.
     #[error(transparent)]
     Name(#[from] InvalidName),
@@ -71,6 +82,7 @@ impl PointerError {
     pub const fn fault(&self) -> Fault {
         match self {
             Self::Fenced { .. } | Self::NotCurrent { .. } => Fault::Conflict,
+            Self::Collected { .. } => Fault::Retry,
             Self::Name(_) => Fault::Invalid,
             Self::Store(error) => error.fault(),
         }
@@ -110,7 +122,7 @@ impl Pointers {
     /// # Errors
     /// When that cannot be told.
     pub fn current(&self, home: &str) -> Result<Option<Pointer>, PointerError> {
-        Ok(self.read(&Key::new(&["homes", home, "current"])?)?.map(|(pointer, _)| pointer))
+        Ok(self.read(&current_key(home)?)?.and_then(|(stored, _)| stored.pointer))
     }
 
     /// Kept snapshots, the oldest first, the current one last.
@@ -121,7 +133,7 @@ impl Pointers {
         let current = self.current(home)?;
         let mut found = Vec::new();
         for number in self.kept(home)? {
-            let kept = self.read(&kept_key(home, number)?)?.map(|(pointer, _)| pointer);
+            let kept = self.read(&kept_key(home, number)?)?.and_then(|(stored, _)| stored.pointer);
             // One beyond the current one is of a publish that lost its race.
             found.extend(kept.filter(|kept| current.is_some_and(|c| kept.generation < c.generation)));
         }
@@ -129,26 +141,45 @@ impl Pointers {
         Ok(found)
     }
 
-    /// Makes `root` the home's current snapshot. Every block it names must be durable. Repeating a publish
-    /// whose answer was lost gives the same answer.
+    /// Forgets kept snapshots of the home that are not `wanted`; the current one stays. Tells how many went. Their
+    /// blocks stay until the next garbage collection.
     ///
     /// # Errors
-    /// [`PointerError::Fenced`] and [`PointerError::NotCurrent`] leave everything as it was.
+    /// When they cannot be read or removed; some may be gone then.
+    pub fn retain(&self, home: &str, wanted: &dyn Fn(&Pointer) -> bool) -> Result<u64, PointerError> {
+        let mut forgotten = 0;
+        for number in self.kept(home)? {
+            let key = kept_key(home, number)?;
+            let kept = self.read(&key)?.and_then(|(stored, _)| stored.pointer);
+            if kept.is_some_and(|kept| !wanted(&kept)) && self.backend.remove(&key)? {
+                forgotten += 1;
+            }
+        }
+        Ok(forgotten)
+    }
+
+    /// Makes `root` the home's current snapshot. Every block it names must be durable; `epoch` is that of the
+    /// upload that brought them ([`crate::Upload::epoch`]). Repeating a publish whose answer was lost gives the same
+    /// answer.
+    ///
+    /// # Errors
+    /// [`PointerError::Fenced`], [`PointerError::NotCurrent`] and [`PointerError::Collected`] leave everything as it
+    /// was.
     pub fn publish(
         &self,
         home: &str,
         root: RootHash,
         base: Generation,
         token: FencingToken,
+        epoch: u64,
     ) -> Result<Pointer, PointerError> {
         check_name(home)?;
         for _ in 0..TRIES_MAX {
-            if let Some(published) = self.try_publish(home, root, base, token)? {
+            if let Some(published) = self.try_publish(home, root, base, token, epoch)? {
                 return Ok(published);
             }
         }
-        let error = std::io::Error::from(std::io::ErrorKind::ResourceBusy);
-        Err(StoreError::unavailable(format!("move the pointer of home {home}"), error).into())
+        Err(busy(home).into())
     }
 
     /// None: somebody else was faster; look again.
@@ -158,10 +189,17 @@ impl Pointers {
         root: RootHash,
         base: Generation,
         token: FencingToken,
+        epoch: u64,
     ) -> Result<Option<Pointer>, PointerError> {
-        let key = Key::new(&["homes", home, "current"])?;
-        let found = self.read(&key)?;
-        let current = found.as_ref().map(|(pointer, _)| *pointer);
+        let key = current_key(home)?;
+        let Some((stored, found)) = self.read(&key)? else {
+            // A home must be seen by collections before it can need anything: first its place, then the floor.
+            let place = Stored { pointer: None, floor: self.floor()?.0 };
+            return match self.backend.put_if(&key, text(&place).as_bytes(), &Expected::Absent)? {
+                PutOutcome::Written(_) | PutOutcome::Conflict => Ok(None),
+            };
+        };
+        let current = stored.pointer;
         let (generation, newest) = current.map_or_else(Default::default, |p| (p.generation, p.token));
         if token < newest {
             return Err(PointerError::Fenced { offered: token, current: newest });
@@ -174,18 +212,25 @@ impl Pointers {
         if base != generation {
             return Err(PointerError::NotCurrent { base, current: generation });
         }
+        // The home's own floor is checked again by the conditional put. The store's is for a home whose place was
+        // made after a collection had listed the homes.
+        let floor = stored.floor.max(self.floor()?.0);
+        if epoch < floor {
+            return Err(PointerError::Collected { epoch, floor });
+        }
         // What is replaced is kept first, and by whoever replaces it: a crash in between leaves a copy of what is
         // still current, and a publish that loses its race has kept what the winner kept, too.
         if let Some(current) = &current {
             let kept = kept_key(home, current.generation.0)?;
-            match self.backend.put_if(&kept, text(current).as_bytes(), &Expected::Any)? {
+            let copy = Stored { pointer: Some(*current), floor: stored.floor };
+            match self.backend.put_if(&kept, text(&copy).as_bytes(), &Expected::Any)? {
                 PutOutcome::Written(_) => {}
                 PutOutcome::Conflict => return Ok(None),
             }
         }
         let pointer = Pointer { generation: generation.next(), root, token };
-        let expected = found.map_or(Expected::Absent, |(_, found)| Expected::Version(found.version));
-        match self.backend.put_if(&key, text(&pointer).as_bytes(), &expected)? {
+        let next = Stored { pointer: Some(pointer), floor: stored.floor };
+        match self.backend.put_if(&key, text(&next).as_bytes(), &Expected::Version(found.version))? {
             PutOutcome::Conflict => return Ok(None),
             PutOutcome::Written(_) => {}
         }
@@ -204,41 +249,144 @@ impl Pointers {
         Ok(found)
     }
 
-    fn read(&self, key: &Key) -> Result<Option<(Pointer, Versioned)>, PointerError> {
+    fn read(&self, key: &Key) -> Result<Option<(Stored, Versioned)>, StoreError> {
         let Some(found) = self.backend.get(key)? else { return Ok(None) };
-        let pointer = std::str::from_utf8(&found.bytes).ok().and_then(parse);
+        let stored = std::str::from_utf8(&found.bytes).ok().and_then(parse);
         let place = || format!("{key} in {}", self.backend.place());
-        let pointer = pointer.ok_or_else(|| StoreError::damaged(place(), "it is not a pointer"))?;
-        Ok(Some((pointer, found)))
+        let stored = stored.ok_or_else(|| StoreError::damaged(place(), "it is not a pointer"))?;
+        Ok(Some((stored, found)))
     }
+
+    /// The least epoch that publishes of homes without a place of their own may have, and the file's version.
+    fn floor(&self) -> Result<(u64, Expected), StoreError> {
+        let key = floor_key()?;
+        let Some(found) = self.backend.get(&key)? else { return Ok((0, Expected::Absent)) };
+        let text = std::str::from_utf8(&found.bytes).ok();
+        let floor =
+            text.and_then(|text| text.strip_prefix("covey-floor 1\n")?.strip_suffix('\n')?.parse().ok());
+        let damaged =
+            || StoreError::damaged(format!("{key} in {}", self.backend.place()), "it is not a floor");
+        Ok((floor.ok_or_else(damaged)?, Expected::Version(found.version)))
+    }
+
+    fn raise_store_floor(&self, epoch: u64) -> Result<(), StoreError> {
+        for _ in 0..TRIES_MAX {
+            let (floor, expected) = self.floor()?;
+            if floor >= epoch {
+                return Ok(());
+            }
+            let text = format!("covey-floor 1\n{epoch}\n");
+            match self.backend.put_if(&floor_key()?, text.as_bytes(), &expected)? {
+                PutOutcome::Written(_) => return Ok(()),
+                PutOutcome::Conflict => {}
+            }
+        }
+        Err(busy("any"))
+    }
+
+    fn raise_home_floor(&self, home: &str, epoch: u64) -> Result<(), StoreError> {
+        let key = current_key(home)?;
+        for _ in 0..TRIES_MAX {
+            let Some((stored, found)) = self.read(&key)? else { return Ok(()) };
+            if stored.floor >= epoch {
+                return Ok(());
+            }
+            let raised = Stored { floor: epoch, ..stored };
+            match self.backend.put_if(&key, text(&raised).as_bytes(), &Expected::Version(found.version))? {
+                PutOutcome::Written(_) => return Ok(()),
+                PutOutcome::Conflict => {}
+            }
+        }
+        Err(busy(home))
+    }
+}
+
+impl Roots for Pointers {
+    fn roots(&self) -> Result<Vec<RootHash>, StoreError> {
+        let store_error = |error| match error {
+            PointerError::Store(error) => error,
+            PointerError::Name(error) => error.into(),
+            other => {
+                StoreError::unavailable(other.to_string(), std::io::Error::from(std::io::ErrorKind::Other))
+            }
+        };
+        let mut roots = Vec::new();
+        for home in self.homes().map_err(store_error)? {
+            // First the current one: whatever was published before this read is it, or has been copied before it
+            // was replaced.
+            let current = self.read(&current_key(&home)?)?;
+            roots.extend(current.and_then(|(stored, _)| stored.pointer).map(|pointer| pointer.root));
+            for number in self.kept(&home).map_err(store_error)? {
+                let kept = self.read(&kept_key(&home, number)?)?;
+                roots.extend(kept.and_then(|(stored, _)| stored.pointer).map(|pointer| pointer.root));
+            }
+        }
+        Ok(roots)
+    }
+
+    fn raise_floor(&self, epoch: u64) -> Result<(), StoreError> {
+        self.raise_store_floor(epoch)?;
+        let homes = self.backend.list_dirs(&Key::new(&["homes"])?)?;
+        homes.iter().try_for_each(|home| self.raise_home_floor(home, epoch))
+    }
+}
+
+/// What a pointer's file says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Stored {
+    /// None before the first publish.
+    pointer: Option<Pointer>,
+    /// Publishes of earlier epochs are refused.
+    floor: u64,
+}
+
+fn busy(home: &str) -> StoreError {
+    let error = std::io::Error::from(std::io::ErrorKind::ResourceBusy);
+    StoreError::unavailable(format!("move the pointer of home {home}"), error)
+}
+
+fn current_key(home: &str) -> Result<Key, InvalidName> {
+    Key::new(&["homes", home, "current"])
+}
+
+fn floor_key() -> Result<Key, InvalidName> {
+    Key::new(&["gc", "floor"])
 }
 
 fn kept_key(home: &str, generation: u64) -> Result<Key, InvalidName> {
     Key::new(&["homes", home, "snapshots", &format!("{generation:020}")])
 }
 
-fn text(pointer: &Pointer) -> String {
-    let body = format!(
-        "covey-pointer 1\ngeneration {}\nroot {}\ntoken {}\n",
-        pointer.generation, pointer.root, pointer.token
-    );
+fn text(stored: &Stored) -> String {
+    let body = match &stored.pointer {
+        Some(pointer) => format!(
+            "covey-pointer 1\ngeneration {}\nroot {}\ntoken {}\nfloor {}\n",
+            pointer.generation, pointer.root, pointer.token, stored.floor
+        ),
+        None => format!("covey-pointer 1\ngeneration 0\nfloor {}\n", stored.floor),
+    };
     let checksum = BlockHash::of(body.as_bytes());
     format!("{body}checksum {checksum}\n")
 }
 
-fn parse(found: &str) -> Option<Pointer> {
+fn parse(found: &str) -> Option<Stored> {
     let mut lines = found.lines();
     let mut field = |name: &str| lines.next()?.strip_prefix(name)?.strip_prefix(' ').map(str::to_owned);
     if field("covey-pointer")? != "1" {
         return None;
     }
-    let pointer = Pointer {
-        generation: Generation(field("generation")?.parse().ok()?),
-        root: field("root")?.parse().ok()?,
-        token: FencingToken(field("token")?.parse().ok()?),
+    let generation = Generation(field("generation")?.parse().ok()?);
+    let pointer = match generation {
+        Generation(0) => None,
+        generation => Some(Pointer {
+            generation,
+            root: field("root")?.parse().ok()?,
+            token: FencingToken(field("token")?.parse().ok()?),
+        }),
     };
+    let stored = Stored { pointer, floor: field("floor")?.parse().ok()? };
     // One pointer has one text, so comparing it checks the checksum and everything else.
-    (text(&pointer) == found).then_some(pointer)
+    (text(&stored) == found).then_some(stored)
 }
 
 /// Why a home was not secured and published.
@@ -282,7 +430,7 @@ pub fn secure_and_publish(
     let base = current.map_or_else(Generation::default, |pointer| pointer.generation);
     let published = match current.filter(|current| current.root == report.root && current.token >= token) {
         Some(current) => current,
-        None => pointers.publish(home, report.root, base, token)?,
+        None => pointers.publish(home, report.root, base, token, report.epoch)?,
     };
     report.generation = Some(published.generation);
     Ok(report)

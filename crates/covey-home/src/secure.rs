@@ -82,6 +82,9 @@ pub struct SecureReport {
     pub bytes_new: u64,
     /// Bytes that the store grew by.
     pub stored_bytes_new: u64,
+    /// The garbage collection that the store knew of when it began; see [`crate::Upload::epoch`].
+    #[serde(skip)]
+    pub epoch: u64,
     /// Duration in milliseconds.
     pub elapsed_ms: u64,
     /// Something could not be read and stands as it was before; `warnings` says what.
@@ -168,11 +171,13 @@ pub fn secure(request: &SecureRequest<'_>) -> Result<SecureReport, SecureError> 
             }
         },
     };
+    // Before the question what is missing: what a collection takes from now on is missing to this upload.
+    let upload = request.store.upload()?;
+    let epoch = upload.epoch();
     let missing = match &cache {
         Some(cache) => missing_blocks(request.store, &cache.blocks(request.store))?,
         None => Default::default(),
     };
-    let upload = request.store.upload()?;
     let mut job = Job::new(request, cache, missing, &*upload, warnings);
     let (meta, listing) = scan::run(&job, dir, &stat)?;
     let links = LinkTable::new(job.take_link_groups()).encode();
@@ -201,6 +206,7 @@ pub fn secure(request: &SecureRequest<'_>) -> Result<SecureReport, SecureError> 
         blocks_new: uploaded.blocks_new,
         bytes_new: uploaded.bytes_new,
         stored_bytes_new: uploaded.stored_bytes_new,
+        epoch,
         elapsed_ms: start.elapsed().as_millis() as u64,
         partial: outcome.partial,
         skipped: outcome.skipped,

@@ -65,6 +65,9 @@ impl ViewError {
     }
 }
 
+/// A name in a directory and what it is.
+pub(crate) type Named = (Vec<u8>, Entry);
+
 pub(crate) fn show(path: &[u8]) -> String {
     String::from_utf8_lossy(path).into_owned()
 }

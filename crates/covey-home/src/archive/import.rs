@@ -39,6 +39,9 @@ pub struct Imported {
     pub bytes_new: u64,
     /// Bytes that the store grew by.
     pub stored_bytes_new: u64,
+    /// See [`crate::Upload::epoch`].
+    #[serde(skip)]
+    pub epoch: u64,
 }
 
 /// Reads a tar archive (pax, GNU or ustar, not compressed) and stores it as a state of a home.
@@ -53,6 +56,7 @@ pub fn import(
     progress: &dyn Progress,
 ) -> Result<Imported, ArchiveError> {
     let upload = store.upload()?;
+    let epoch = upload.epoch();
     let mut reader = Reader {
         upload: upload.as_ref(),
         progress,
@@ -78,6 +82,7 @@ pub fn import(
         blocks_new: added.blocks_new,
         bytes_new: added.bytes_new,
         stored_bytes_new: added.stored_bytes_new,
+        epoch,
     })
 }
 

@@ -6,7 +6,7 @@
 //! the store's list alone; a segment may know packs that are gone. What does not belong here: reading packs.
 
 use std::collections::hash_map::Entry;
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::fmt::{self, Debug};
 use std::fs::{self, File, OpenOptions};
 use std::io;
@@ -96,6 +96,8 @@ struct Pack {
     name: PackName,
     /// The store lists it.
     alive: bool,
+    /// Garbage collection is going to delete it: new states must not need it.
+    condemned: bool,
 }
 
 #[derive(Debug)]
@@ -168,7 +170,7 @@ impl Catalogue {
             Entry::Occupied(entry) => *entry.get(),
             Entry::Vacant(entry) => {
                 let number = self.packs.len() as u32;
-                self.packs.push(Pack { name, alive: false });
+                self.packs.push(Pack { name, alive: false, condemned: false });
                 *entry.insert(number)
             }
         }
@@ -378,13 +380,25 @@ impl Catalogue {
         Ok(places)
     }
 
-    /// Whether the block is there and not known to be damaged. A segment that cannot be read counts as empty:
-    /// storing a block twice harms nobody.
+    /// Marks these packs, and no others, as condemned.
+    pub(crate) fn condemn(&mut self, names: &BTreeSet<PackName>) {
+        let numbers: Vec<u32> = names.iter().map(|name| self.number_of(*name)).collect();
+        self.packs.iter_mut().for_each(|pack| pack.condemned = false);
+        for number in numbers {
+            self.packs[number as usize].condemned = true;
+        }
+    }
+
+    /// Whether the block is there to stay: in a pack that is not condemned, and not known to be damaged. A segment
+    /// that cannot be read counts as empty: storing a block twice harms nobody.
     pub(crate) fn has(&self, hash: &BlockHash) -> bool {
         if self.damaged.contains(hash) {
             return false;
         }
-        let alive = |pack: u32| self.packs[pack as usize].alive;
+        let alive = |pack: u32| {
+            let pack = &self.packs[pack as usize];
+            pack.alive && !pack.condemned
+        };
         let recent = self.recent.get(hash).is_some_and(|place| {
             alive(place.pack)
                 || self.recent_copies.iter().any(|(copy, place)| copy == hash && alive(place.pack))

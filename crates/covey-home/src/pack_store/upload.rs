@@ -73,6 +73,7 @@ struct PackWriter {
 pub struct PackUpload<'a> {
     store: &'a PackStore,
     packing: Packing,
+    epoch: u64,
     claimed: [Mutex<HashSet<BlockHash>>; 16],
     groups: [Mutex<Group>; GROUPS],
     writer: Mutex<Option<PackWriter>>,
@@ -90,10 +91,11 @@ thread_local! {
 }
 
 impl<'a> PackUpload<'a> {
-    pub(super) fn new(store: &'a PackStore, packing: Packing) -> Self {
+    pub(super) fn new(store: &'a PackStore, packing: Packing, epoch: u64) -> Self {
         Self {
             store,
             packing,
+            epoch,
             claimed: Default::default(),
             groups: Default::default(),
             writer: Mutex::default(),
@@ -190,6 +192,10 @@ impl PackWriter {
 }
 
 impl Upload for PackUpload<'_> {
+    fn epoch(&self) -> u64 {
+        self.epoch
+    }
+
     fn put(&self, block: &Block<'_>) -> Result<bool, StoreError> {
         let hash = block.hash();
         if self.packing.existing == Existing::Keep && self.store.catalogue().has(&hash) {

@@ -6,7 +6,7 @@ use std::ops::ControlFlow;
 
 use covey_types::{BlockHash, RootHash};
 
-use super::{Snapshot, ViewError, show};
+use super::{Named, Snapshot, ViewError, show};
 use crate::block::BlockStore;
 use crate::manifest::{Entry, EntryBody, ListingPart};
 use crate::object::{self, ObjectError};
@@ -151,7 +151,7 @@ impl Walk<'_> {
         &self,
         old: Option<BlockHash>,
         new: Option<BlockHash>,
-    ) -> Result<(Vec<(Vec<u8>, Entry)>, Vec<(Vec<u8>, Entry)>), ObjectError> {
+    ) -> Result<(Vec<Named>, Vec<Named>), ObjectError> {
         let pieces = |listing: Option<BlockHash>| -> Result<Part, ObjectError> {
             let Some(listing) = listing else { return Ok(Part::default()) };
             Ok(match object::read_listing_object(self.store, &listing)? {

@@ -74,21 +74,21 @@ fn a_late_writer_is_fenced_and_a_repeated_publish_is_one() {
     let pointers = Pointers::open(scratch.path(), "org").unwrap();
     let root = |n: u8| RootHash::of(&[n]);
     assert_eq!(pointers.current("home").unwrap(), None);
-    let first = pointers.publish("home", root(1), Generation(0), FencingToken(5)).unwrap();
+    let first = pointers.publish("home", root(1), Generation(0), FencingToken(5), 0).unwrap();
     assert_eq!(first.generation, Generation(1));
-    assert_eq!(pointers.publish("home", root(1), Generation(0), FencingToken(5)).unwrap(), first);
+    assert_eq!(pointers.publish("home", root(1), Generation(0), FencingToken(5), 0).unwrap(), first);
     assert!(matches!(
-        pointers.publish("home", root(2), Generation(1), FencingToken(4)),
+        pointers.publish("home", root(2), Generation(1), FencingToken(4), 0),
         Err(PointerError::Fenced { current: FencingToken(5), .. })
     ));
     assert!(matches!(
-        pointers.publish("home", root(2), Generation(0), FencingToken(6)),
+        pointers.publish("home", root(2), Generation(0), FencingToken(6), 0),
         Err(PointerError::NotCurrent { current: Generation(1), .. })
     ));
-    let second = pointers.publish("home", root(2), Generation(1), FencingToken(6)).unwrap();
+    let second = pointers.publish("home", root(2), Generation(1), FencingToken(6), 0).unwrap();
     assert_eq!(pointers.current("home").unwrap(), Some(second));
     assert_eq!(pointers.snapshots("home").unwrap(), [first, second]);
-    assert!(pointers.publish("../x", root(1), Generation(0), FencingToken(9)).is_err());
+    assert!(pointers.publish("../x", root(1), Generation(0), FencingToken(9), 0).is_err());
 }
 
 #[test]
@@ -100,7 +100,7 @@ fn of_many_that_publish_at_once_on_one_base_one_wins() {
                 let path = scratch.path();
                 scope.spawn(move || {
                     let pointers = Pointers::open(path, "org").unwrap();
-                    pointers.publish("home", RootHash::of(&[n]), Generation(0), FencingToken(1)).is_ok()
+                    pointers.publish("home", RootHash::of(&[n]), Generation(0), FencingToken(1), 0).is_ok()
                 })
             })
             .collect();
@@ -113,7 +113,7 @@ fn of_many_that_publish_at_once_on_one_base_one_wins() {
 fn a_damaged_pointer_is_damage_and_not_an_empty_home() {
     let scratch = support::scratch();
     let pointers = Pointers::open(scratch.path(), "org").unwrap();
-    pointers.publish("home", RootHash::of(b"x"), Generation(0), FencingToken(1)).unwrap();
+    pointers.publish("home", RootHash::of(b"x"), Generation(0), FencingToken(1), 0).unwrap();
     let path = scratch.path().join("orgs/org/homes/home/current");
     let good = fs::read(&path).unwrap();
     for at in 0..good.len() {
@@ -121,7 +121,7 @@ fn a_damaged_pointer_is_damage_and_not_an_empty_home() {
         bad[at] ^= 1;
         fs::write(&path, &bad).unwrap();
         assert!(pointers.current("home").is_err(), "byte {at}");
-        assert!(pointers.publish("home", RootHash::of(b"y"), Generation(0), FencingToken(9)).is_err());
+        assert!(pointers.publish("home", RootHash::of(b"y"), Generation(0), FencingToken(9), 0).is_err());
         fs::write(&path, &good[..at]).unwrap();
         assert!(pointers.current("home").is_err(), "cut at {at}");
     }

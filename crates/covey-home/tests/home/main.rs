@@ -4,12 +4,14 @@
 #![expect(clippy::unwrap_used, reason = "a failed test ends there")]
 
 mod archive;
+mod collect;
 mod concurrency;
 mod damage;
 mod deep;
 mod git;
 mod golden;
 mod hostile;
+mod interleave;
 mod kill;
 mod property;
 mod round_trip;
