@@ -32,9 +32,17 @@ pub(crate) fn event(event: &Value) -> Option<String> {
         _ if kind.ends_with("home.secured") || kind.ends_with("home_secured") => {
             Some(format!("· home secured, generation {}", event["generation"]))
         }
+        "sandbox.waiting" => Some(format!("· waiting for a sandbox: {}", said(event, "reason"))),
+        "sandbox.failed" => Some(format!("! no sandbox: {}", said(event, "detail"))),
+        "sandbox.lost" => Some(format!("! the sandbox was lost: {}", said(event, "reason"))),
         // Spans, usage and whatever a newer server sends.
         _ => None,
     }
+}
+
+/// A field for people, or all that the event says where it is called otherwise.
+fn said(event: &Value, name: &str) -> String {
+    one_line(&event[name].as_str().map_or_else(|| event.to_string(), String::from))
 }
 
 fn text_of(content: &Value) -> String {
@@ -118,6 +126,14 @@ mod tests {
             shown.join("\n"),
             "you: fix it\n· running\n→ bash cargo test \n  ✗ error\n  │ a\n  │ b\ndone\n· idle (end_turn)"
         );
+    }
+
+    #[test]
+    fn what_goes_wrong_with_the_sandbox_is_not_passed_over() {
+        let shown = |value: Value| event(&value).unwrap();
+        assert!(shown(json!({"type":"sandbox.waiting","reason":"no runner"})).contains("no runner"));
+        assert!(shown(json!({"type":"sandbox.failed","detail":"no cgroups"})).contains("no cgroups"));
+        assert!(shown(json!({"type":"sandbox.lost","reason":"killed"})).contains("killed"));
     }
 
     #[test]

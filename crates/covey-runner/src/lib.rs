@@ -14,8 +14,9 @@ mod tool_link;
 mod working_copy;
 
 use std::collections::HashMap;
+use std::fs::{File, TryLockError};
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -72,6 +73,9 @@ pub struct Runner {
     /// The next host uid to give away; see [`HOST_UID_FIRST`].
     next_uid: AtomicU32,
     is_root: bool,
+    /// Two runners on one data directory would each take the other's sandboxes and working copies (I5). The kernel
+    /// gives the lock back when the process dies.
+    _lock: File,
 }
 
 impl Runner {
@@ -81,12 +85,15 @@ impl Runner {
     /// When a directory cannot be made or read; the error names it.
     pub fn new(config: RunnerConfig, backend: Arc<dyn SandboxBackend>) -> io::Result<Arc<Self>> {
         let is_root = rustix::process::geteuid().is_root();
+        make_private_dir(&config.data_dir)?;
+        let lock = lock_data_dir(&config.data_dir)?;
         let runner = Self {
             config,
             backend,
             stores: Mutex::default(),
             next_uid: AtomicU32::new(HOST_UID_FIRST),
             is_root,
+            _lock: lock,
         };
         for dir in [runner.homes_dir(), runner.run_dir()] {
             make_private_dir(&dir)?;
@@ -134,6 +141,21 @@ impl Runner {
             (true, Some(uid)) if uid >= HOST_UID_FIRST => uid,
             (true, _) => self.next_uid.fetch_add(1, Ordering::Relaxed),
         }
+    }
+}
+
+fn lock_data_dir(data_dir: &Path) -> io::Result<File> {
+    let path = data_dir.join("lock");
+    let named = |kind, what: String| io::Error::new(kind, format!("{}: {what}", path.display()));
+    let file = File::options().create(true).truncate(false).write(true).open(&path);
+    let file = file.map_err(|error| named(error.kind(), error.to_string()))?;
+    match file.try_lock() {
+        Ok(()) => Ok(file),
+        Err(TryLockError::WouldBlock) => {
+            let what = "another runner works on this data directory; end it, or use another --data-dir";
+            Err(named(io::ErrorKind::ResourceBusy, what.to_owned()))
+        }
+        Err(TryLockError::Error(error)) => Err(named(error.kind(), error.to_string())),
     }
 }
 

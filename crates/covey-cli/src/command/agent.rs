@@ -171,7 +171,7 @@ fn show(global: &Global, agent: &Value) -> anyhow::Result<()> {
 }
 
 /// The model's name; the API gives it bare or in an object.
-fn model(agent: &Value) -> String {
+pub(crate) fn model(agent: &Value) -> String {
     if agent["model"].is_object() { field(agent, "/model/id") } else { field(agent, "/model") }
 }
 

@@ -39,24 +39,34 @@ pub(crate) struct RunArgs {
     /// Name of the agent; made when it is missing [default: the directory's name and a hash of its path].
     #[arg(long)]
     agent: Option<String>,
-    /// The model of an agent that is made now.
-    #[arg(long, env = "COVEY_MODEL", default_value = DEFAULT_MODEL)]
-    model: String,
+    /// The model of an agent that is made now [default: claude-sonnet-4-5].
+    #[arg(long, env = "COVEY_MODEL")]
+    model: Option<String>,
     /// Leave the directory as it is; the result stays in the home.
     #[arg(long)]
     no_write_back: bool,
+    /// Go on although the home holds work that the directory lacks; it stays among the home's earlier snapshots.
+    #[arg(long)]
+    replace_home: bool,
 }
 
 pub(crate) async fn run(global: &Global, args: &RunArgs) -> anyhow::Result<ExitCode> {
     let dir = args.home.canonicalize().map_err(|error| {
         Refusal::new(Fault::NotFound, format!("the directory {}: {error}", args.home.display()))
     })?;
+    if !dir.is_dir() {
+        let text = format!("{} is not a directory; give the one to work in", dir.display());
+        return Err(Refusal::new(Fault::Invalid, text).into());
+    }
+    if args.task.trim().is_empty() {
+        return Err(Refusal::new(Fault::Invalid, "the task is empty; say what to do").into());
+    }
     let client = Client::new(global)?;
     let place = ServerStore::of(&client)?;
     let store = place.local()?;
     let agent = agent_for(&client, args, &dir).await?;
     let home = agent["covey_home_id"].as_str().context("the server sent an agent without a home")?;
-    let taken = take(&client, &store, &dir, home).await?;
+    let taken = take(&client, &place, &store, &dir, home, args.replace_home).await?;
 
     let environment = session::default_environment(&client).await?;
     let title: String = args.task.chars().take(TITLE_CHARS_MAX).collect();
@@ -78,6 +88,9 @@ pub(crate) async fn run(global: &Global, args: &RunArgs) -> anyhow::Result<ExitC
         None => false,
         Some(root) => write_back(&store, &place, &dir, home, taken, root).map(|()| true)?,
     };
+    if let Some(root) = result.filter(|_| written || !changed) {
+        store.remember(&dir, home, root)?;
+    }
     if global.json {
         let end = json!({
             "type": "covey.run", "session": session, "home": home, "root": result,
@@ -89,15 +102,28 @@ pub(crate) async fn run(global: &Global, args: &RunArgs) -> anyhow::Result<ExitC
     } else if !changed {
         eprintln!("the agent changed nothing in {}", dir.display());
     }
+    if !global.json {
+        eprintln!("the session is archived; its log: covey session events {session}");
+    }
     Ok(code)
 }
 
 /// The agent of this directory; a second run in the same directory finds it, and the same home, again.
 async fn agent_for(client: &Client, args: &RunArgs, dir: &Path) -> anyhow::Result<Value> {
     let name = args.agent.clone().unwrap_or_else(|| agent_name(dir));
+    let model = args.model.as_deref().unwrap_or(DEFAULT_MODEL);
     match agent::by_name(client, &name).await? {
-        Some(agent) => Ok(agent),
-        None => Ok(client.post("/v1/agents", &agent::new_agent(&name, &args.model).into()).await?),
+        Some(agent) => {
+            let has = agent::model(&agent);
+            if let Some(asked) = args.model.as_deref().filter(|asked| *asked != has) {
+                let (has, asked) = (one_line(&has), one_line(asked));
+                eprintln!(
+                    "warning: the agent {name} exists and uses {has}, not {asked}; give --agent NEW_NAME for another"
+                );
+            }
+            Ok(agent)
+        }
+        None => Ok(client.post("/v1/agents", &agent::new_agent(&name, model).into()).await?),
     }
 }
 
@@ -107,17 +133,42 @@ fn agent_name(dir: &Path) -> String {
     format!("{}-{}", one_line(&name), &hash[..8])
 }
 
-/// Makes the directory the home's current state; returns its root.
-async fn take(client: &Client, store: &LocalStore, dir: &Path, home: &str) -> anyhow::Result<RootHash> {
+/// Makes the directory the home's current state; returns its root. Refused when the home holds what an agent left
+/// and this directory never got: a terminal that was closed in the middle must not cost the result.
+async fn take(
+    client: &Client,
+    place: &ServerStore,
+    store: &LocalStore,
+    dir: &Path,
+    home: &str,
+    replace_home: bool,
+) -> anyhow::Result<RootHash> {
     let current = client.get(&id_path("covey/homes", home)?).await?;
     if let Some(session) = current["session_id"].as_str() {
-        let text = format!("the agent works in session {session}; wait, or archive that session");
+        let text = format!(
+            "the agent works in session {session}; wait, or interrupt it: `covey session interrupt {session}`"
+        );
         return Err(Refusal::new(Fault::Conflict, text).into());
     }
-    let report = local::secured(store, dir, home, root_of(&current)?)?;
+    let root = root_of(&current)?;
+    let report = local::secured(store, dir, home, root)?;
+    let lacks = root.filter(|root| *root != report.root && store.remembered(dir, home) != Some(*root));
+    if let Some(root) = lacks.filter(|_| !replace_home) {
+        let text = format!(
+            "the home {home} holds work that {} never got (generation {}); get it with\n  \
+             covey home materialize NEW_DIR --store {} --org {} --home {home} --root {root}\n\
+             or give --replace-home to go on with the directory as it is",
+            dir.display(),
+            current["generation"],
+            place.path.display(),
+            place.org,
+        );
+        return Err(Refusal::new(Fault::Conflict, text).into());
+    }
     if report.changed {
         local::import(client, &current, &report).await?;
     }
+    store.remember(dir, home, report.root)?;
     eprintln!("{} files of {} are the agent's home", report.files, dir.display());
     Ok(report.root)
 }

@@ -22,7 +22,7 @@ pub(crate) enum RunnerCommand {
     Serve,
 }
 
-/// Runs a runner until it is asked to end; its sandboxes stay, and the next start adopts them.
+/// Runs a runner until it is asked to end. Its sandboxes stay for two minutes, in which the next start adopts them.
 pub(crate) fn serve(global: &Global) -> anyhow::Result<ExitCode> {
     host::log_to_stderr()?;
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
@@ -30,10 +30,15 @@ pub(crate) fn serve(global: &Global) -> anyhow::Result<ExitCode> {
         let layout = Layout::prepare(global.data_dir()?)?;
         let stop = CancellationToken::new();
         let dial = Arc::new(Socket::of(&layout));
+        let running = host::run_runner(&layout, dial, stop.clone());
+        tokio::pin!(running);
         tokio::select! {
-            ended = host::run_runner(&layout, dial, stop.clone()) => ended,
-            asked = host::asked_to_end() => asked.context("cannot wait for a signal"),
+            ended = &mut running => return ended,
+            asked = host::asked_to_end() => asked.context("cannot wait for a signal")?,
         }
+        // Not dropped: the runner parts from its sandboxes, so that they end themselves if nobody comes back.
+        stop.cancel();
+        running.await
     })?;
     Ok(ExitCode::Success)
 }

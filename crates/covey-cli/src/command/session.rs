@@ -39,6 +39,9 @@ pub(crate) enum SessionCommand {
         /// At most so many.
         #[arg(long, default_value_t = 50)]
         limit: usize,
+        /// Also those that are archived, as `covey run` leaves its own.
+        #[arg(long)]
+        archived: bool,
     },
     /// Show one session.
     Show {
@@ -90,8 +93,9 @@ pub(crate) async fn run(global: &Global, command: &SessionCommand) -> anyhow::Re
             }
             show(global, &session)?;
         }
-        SessionCommand::List { limit } => {
-            let sessions = client.list("/v1/sessions", Some(*limit)).await?;
+        SessionCommand::List { limit, archived } => {
+            let path = format!("/v1/sessions?include_archived={archived}");
+            let sessions = client.list(&path, Some(*limit)).await?;
             output::value(global.json, &json!({ "data": sessions }), |_| table(&sessions))?;
         }
         SessionCommand::Show { session } => show(global, &client.get(&id_path("sessions", session)?).await?)?,

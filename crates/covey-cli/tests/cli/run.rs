@@ -98,6 +98,37 @@ fn the_result_can_be_left_in_the_home() {
 }
 
 #[test]
+fn a_result_that_the_directory_never_got_is_not_dropped_by_the_next_run() {
+    let (server, place) = with_result(|result| fs::write(result.join("program"), "mended\n").unwrap());
+    assert_eq!(place.run(&["run", "mend it", "--home", "project", "--no-write-back"]).code, 0);
+    let reply = || vec![json!({ "type": "session.status_idle", "stop_reason": { "type": "end_turn" } })];
+    server.state().replies.push_back(reply());
+    let refused = place.run(&["run", "once more", "--home", "project"]);
+    assert_eq!(refused.code, 5, "{refused:?}");
+    let home = format!("home_{:032x}", 1);
+    let imports = |server: &FakeServer| server.asked("POST", &format!("/v1/covey/homes/{home}/import")).len();
+    assert_eq!(imports(&server), 1);
+    // The sentence says how to get it, and that works.
+    let (_, said) = refused.stderr.split_once("covey home materialize NEW_DIR ").unwrap();
+    let said = said.lines().next().unwrap();
+    let args: Vec<&str> =
+        ["home", "materialize", "fetched"].into_iter().chain(said.split_whitespace()).collect();
+    assert_eq!(place.run(&args).code, 0);
+    assert_eq!(fs::read_to_string(place.path().join("fetched/program")).unwrap(), "mended\n");
+    let replaced = place.run(&["run", "once more", "--home", "project", "--replace-home"]);
+    assert!(replaced.stderr.contains("are the agent's home"), "{replaced:?}");
+    assert_eq!(imports(&server), 2);
+}
+
+#[test]
+fn a_file_or_an_empty_task_is_refused_before_anything_is_made() {
+    let (server, place) = with_result(|_| {});
+    assert_eq!(place.run(&["run", "do it", "--home", "project/program"]).code, 2);
+    assert_eq!(place.run(&["run", " ", "--home", "project"]).code, 2);
+    assert_eq!(server.asked("POST", "/v1/agents").len(), 0);
+}
+
+#[test]
 fn files_that_could_not_be_secured_are_not_replaced_by_older_ones() {
     let (server, place) = with_result(|result| fs::write(result.join("program"), "half done\n").unwrap());
     let mut state = server.state();

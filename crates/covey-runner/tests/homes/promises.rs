@@ -370,3 +370,15 @@ async fn a_parked_sandbox_is_thawed_when_its_runner_ends_and_frozen_when_it_is_b
     assert!(backend.is_frozen(sandbox));
     world.end().await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn two_runners_do_not_share_a_data_directory() {
+    let dir = tempfile::tempdir().unwrap();
+    let backend = witness(vec![]);
+    let world = World::start(dir.path(), &backend).await;
+    let config = RunnerConfig::new(dir.path().join("runner"), Some(dir.path().join("store")));
+    let refused = Runner::new(config.clone(), Arc::new(backend.clone())).unwrap_err().to_string();
+    assert!(refused.contains("another runner"), "{refused}");
+    world.end().await;
+    Runner::new(config, Arc::new(backend)).unwrap();
+}

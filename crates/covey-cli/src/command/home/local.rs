@@ -128,6 +128,18 @@ impl LocalStore {
         Ok(report)
     }
 
+    /// The state that the directory was last known to have, from [`LocalStore::remember`].
+    pub(crate) fn remembered(&self, dir: &Path, home: &str) -> Option<RootHash> {
+        let path = self.stat_cache(dir, home).ok()?.with_extension("root");
+        std::fs::read_to_string(path).ok()?.trim().parse().ok()
+    }
+
+    /// Notes that the directory and this state are the same now.
+    pub(crate) fn remember(&self, dir: &Path, home: &str, root: RootHash) -> anyhow::Result<()> {
+        let path = self.stat_cache(dir, home)?.with_extension("root");
+        std::fs::write(&path, format!("{root}\n")).with_context(|| format!("{}", path.display()))
+    }
+
     /// Beside the org's blocks, never in the home; another directory of the same home has another one.
     fn stat_cache(&self, dir: &Path, home: &str) -> anyhow::Result<PathBuf> {
         let absolute = std::path::absolute(dir)?;
