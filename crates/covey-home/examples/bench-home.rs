@@ -1,207 +1,91 @@
-//! Measures the home store on a generated home and prints one JSON object: times in milliseconds, the floors of
-//! the same machine in the same run, and the peak resident size.
+//! One step of the home store's bench: what `cargo xtask bench home` starts as a process of its own, so that its
+//! time, processor use and peak memory can be measured from outside like those of any other tool.
 //!
-//! `cargo run --release -p covey-home --example bench-home [DIR]`; without DIR a home of about 20,000 files is
-//! made in a scratch directory. The page cache is warm throughout.
+//! `secure DIR STORE CACHE`, `materialize ROOT DIR STORE CACHE`: the thing itself. `walk DIR THREADS`: the bare floor, a walk
+//! with `statx` of every entry. `write FILE BYTES`: the floor of writing. `mutate DIR SEED`: what one more job
+//! changes. `generate DIR ENTRIES`: a tree of small and empty files. `digest DIR`: one hash over everything that a
+//! tree is, made without the code under test. Each prints one JSON object.
 
 use std::error::Error;
-use std::fs;
-use std::path::{Path, PathBuf};
+use std::io::Write as _;
+use std::path::Path;
 use std::sync::atomic::AtomicBool;
-use std::time::{Duration, Instant};
 
 use covey_home::{
-    Excludes, MaterializeRequest, NoProgress, PackStore, SecureReport, SecureRequest, materialize, secure,
+    DirectoryStore, Excludes, MaterializeRequest, NoProgress, SecureRequest, materialize, secure,
 };
-use serde_json::json;
+use serde_json::{Value, json};
+
+#[path = "bench-home/digest.rs"]
+mod digest;
+#[path = "bench-home/tree.rs"]
+mod tree;
+#[path = "bench-home/walk.rs"]
+mod walk;
 
 type Outcome<T> = Result<T, Box<dyn Error>>;
 
-/// Directories of the generated home, and files in each.
-const DIRS: u64 = 400;
-const FILES_PER_DIR: u64 = 50;
-/// Unchanged secures, of which the median counts.
-const REPEATS: usize = 5;
+const ORG: &str = "bench";
+const USAGE: &str = "secure DIR STORE CACHE | materialize ROOT DIR STORE CACHE | walk DIR THREADS | write FILE BYTES | \
+                     mutate DIR SEED | generate DIR ENTRIES | digest DIR";
 
-fn fill(seed: u64, bytes: &mut [u8]) {
-    blake3::Hasher::new().update(&seed.to_le_bytes()).finalize_xof().fill(bytes);
-}
-
-/// Source-like text: words from a small set in an order that depends on the seed.
-fn text(seed: u64, len: usize) -> Vec<u8> {
-    const WORDS: [&str; 16] = [
-        "let ", "return ", "fn ", "match ", "self", ".value", "(", ")", " = ", ";\n", "{\n    ", "}\n",
-        "// note ", "Option<", ">", "error",
-    ];
-    let mut random = vec![0; len / 4 + 1];
-    fill(seed, &mut random);
-    let mut out: Vec<u8> = Vec::with_capacity(len + 8);
-    for byte in random.iter().cycle() {
-        if out.len() >= len {
-            break;
-        }
-        out.extend_from_slice(WORDS[usize::from(byte % 16)].as_bytes());
-    }
-    out
-}
-
-/// Sizes like those of package trees: most files are small, few are large, some do not compress.
-fn generate(home: &Path) -> Outcome<()> {
-    for dir in 0..DIRS {
-        let path = home.join(format!("group-{}/package-{dir}/src", dir % 20));
-        fs::create_dir_all(&path)?;
-        for file in 0..FILES_PER_DIR {
-            let seed = dir * FILES_PER_DIR + file;
-            let name = path.join(format!("file-{file}.txt"));
-            match seed % 100 {
-                99 => {
-                    let mut bytes = vec![0; 400_000];
-                    fill(seed, &mut bytes);
-                    fs::write(name, bytes)?;
-                }
-                90..=98 => fs::write(name, text(seed, 60_000))?,
-                _ => fs::write(name, text(seed, 300 + (seed * 37 % 6000) as usize))?,
-            }
-        }
-        fs::hard_link(path.join("file-0.txt"), path.join("linked.txt"))?;
-    }
-    Ok(())
-}
-
-/// What one job changes: edits, new files, removals, a renamed directory.
-fn mutate(home: &Path) -> Outcome<()> {
-    for dir in 0..20 {
-        let path = home.join(format!("group-{dir}/package-{dir}/src"));
-        for file in 1..11 {
-            fs::write(path.join(format!("file-{file}.txt")), text(1_000_000 + dir * 100 + file, 4000))?;
-        }
-        fs::remove_file(path.join("file-20.txt"))?;
-        let mut bytes = vec![0; 200_000];
-        fill(2_000_000 + dir, &mut bytes);
-        fs::write(path.join("built.bin"), bytes)?;
-    }
-    fs::rename(home.join("group-5/package-25"), home.join("group-5/renamed"))?;
-    Ok(())
-}
-
-fn files_below(dir: &Path, found: &mut Vec<PathBuf>) -> Outcome<()> {
-    for entry in fs::read_dir(dir)? {
-        let entry = entry?;
-        let metadata = fs::symlink_metadata(entry.path())?;
-        if metadata.is_dir() {
-            files_below(&entry.path(), found)?;
-        } else if metadata.is_file() {
-            found.push(entry.path());
-        }
-    }
-    Ok(())
-}
-
-fn ms(duration: Duration) -> f64 {
-    (duration.as_secs_f64() * 10_000.0).round() / 10.0
-}
-
-fn peak_resident_kib() -> u64 {
-    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
-    line.and_then(|line| line.trim().trim_end_matches(" kB").parse().ok()).unwrap_or(0)
-}
-
-fn run() -> Outcome<serde_json::Value> {
-    let scratch = tempfile::tempdir()?;
-    let given = std::env::args_os().nth(1).map(PathBuf::from);
-    let home = given.clone().unwrap_or_else(|| scratch.path().join("home"));
-    if given.is_none() {
-        generate(&home)?;
-    }
-    let store = PackStore::open_directory(&scratch.path().join("store"), "bench")?;
-    let cache = scratch.path().join("cache");
-    let excludes = Excludes::none();
-    let cancel = AtomicBool::new(false);
-    let secured = |dir: &Path, cache: &Path| -> Outcome<(SecureReport, f64)> {
-        let start = Instant::now();
-        let report = secure(&SecureRequest {
-            dir,
-            store: &store,
-            stat_cache: Some(cache),
-            excludes: &excludes,
-            previous: None,
-            cancel: &cancel,
-            progress: &NoProgress,
-            threads: 0,
-        })?;
-        Ok((report, ms(start.elapsed())))
-    };
-
-    let start = Instant::now();
-    let mut files = Vec::new();
-    files_below(&home, &mut files)?;
-    let floor_walk = ms(start.elapsed());
-    let start = Instant::now();
-    let mut floor_bytes = 0;
-    for file in &files {
-        let bytes = fs::read(file)?;
-        floor_bytes += bytes.len() as u64;
-        std::hint::black_box(blake3::hash(&bytes));
-    }
-    let floor_read = ms(start.elapsed());
-
-    let (first, first_ms) = secured(&home, &cache)?;
-    // Once more, so that what was written just before the first secure is no longer dirty.
-    secured(&home, &cache)?;
-    let mut unchanged_ms = Vec::new();
-    let mut unchanged = None;
-    for _ in 0..REPEATS {
-        let (report, elapsed) = secured(&home, &cache)?;
-        unchanged_ms.push(elapsed);
-        unchanged = Some(report);
-    }
-    unchanged_ms.sort_by(f64::total_cmp);
-    let unchanged = unchanged.ok_or("no repeat")?;
-    let job = if given.is_none() {
-        mutate(&home)?;
-        let (report, elapsed) = secured(&home, &cache)?;
-        json!({"wall_ms": elapsed, "bytes_read": report.bytes_read, "blocks_new": report.blocks_new,
-            "bytes_new": report.bytes_new, "stored_bytes_new": report.stored_bytes_new})
-    } else {
-        serde_json::Value::Null
-    };
-    let (last, _) = secured(&home, &cache)?;
-    let target = scratch.path().join("restored");
-    let target_cache = scratch.path().join("restored-cache");
-    let start = Instant::now();
-    let restored = materialize(&MaterializeRequest {
-        root: last.root,
-        dir: &target,
+fn secured(dir: &str, store: &str, cache: &str) -> Outcome<Value> {
+    let store = DirectoryStore::open(Path::new(store), ORG)?;
+    let report = secure(&SecureRequest {
+        dir: Path::new(dir),
         store: &store,
-        stat_cache: Some(&target_cache),
-        excludes: &excludes,
-        owner: None,
-        cancel: &cancel,
+        stat_cache: Some(Path::new(cache)),
+        excludes: &Excludes::none(),
+        previous: None,
+        cancel: &AtomicBool::new(false),
         progress: &NoProgress,
         threads: 0,
     })?;
-    let materialize_ms = ms(start.elapsed());
-    let (after, after_ms) = secured(&target, &target_cache)?;
-    Ok(json!({
-        "files": first.files,
-        "bytes": first.bytes,
-        "stored_bytes": first.stored_bytes_new,
-        "first_secure_ms": first_ms,
-        "unchanged_secure_ms": unchanged_ms[REPEATS / 2],
-        "unchanged_bytes_read": unchanged.bytes_read,
-        "unchanged_blocks_new": unchanged.blocks_new,
-        "one_more_job": job,
-        "materialize_ms": materialize_ms,
-        "materialized_files": restored.files_written,
-        "secure_after_materialize_ms": after_ms,
-        "secure_after_materialize_bytes_read": after.bytes_read,
-        "root_is_the_same": after.root == last.root,
-        "floor_walk_statx_1_thread_ms": floor_walk,
-        "floor_read_blake3_1_thread_ms": floor_read,
-        "floor_bytes": floor_bytes,
-        "peak_resident_kib": peak_resident_kib(),
-    }))
+    Ok(serde_json::to_value(report)?)
+}
+
+fn materialized(root: &str, dir: &str, store: &str, cache: &str) -> Outcome<Value> {
+    let store = DirectoryStore::open(Path::new(store), ORG)?;
+    let report = materialize(&MaterializeRequest {
+        root: root.parse().map_err(|_| "not a root")?,
+        dir: Path::new(dir),
+        store: &store,
+        stat_cache: Some(Path::new(cache)),
+        excludes: &Excludes::none(),
+        owner: None,
+        cancel: &AtomicBool::new(false),
+        progress: &NoProgress,
+        threads: 0,
+    })?;
+    Ok(serde_json::to_value(report)?)
+}
+
+fn written(file: &str, bytes: u64) -> Outcome<Value> {
+    const PART: usize = 1 << 20;
+    let part = vec![0x5a; PART];
+    let mut out = std::fs::File::create(file)?;
+    let mut left = bytes;
+    while left > 0 {
+        let now = left.min(PART as u64);
+        out.write_all(&part[..now as usize])?;
+        left -= now;
+    }
+    Ok(json!({ "bytes": bytes }))
+}
+
+fn run() -> Outcome<Value> {
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    let args: Vec<&str> = args.iter().map(String::as_str).collect();
+    match args.as_slice() {
+        ["secure", dir, store, cache] => secured(dir, store, cache),
+        ["materialize", root, dir, store, cache] => materialized(root, dir, store, cache),
+        ["walk", dir, threads] => walk::walk(Path::new(dir), threads.parse()?),
+        ["write", file, bytes] => written(file, bytes.parse()?),
+        ["mutate", dir, seed] => tree::mutate(Path::new(dir), seed.parse()?),
+        ["generate", dir, entries] => tree::generate(Path::new(dir), entries.parse()?),
+        ["digest", dir] => digest::digest(Path::new(dir)),
+        _ => Err(USAGE.into()),
+    }
 }
 
 fn main() -> Outcome<()> {

@@ -14,14 +14,14 @@ mod root;
 
 pub use content::{Blob, Content, ContentMap, Extent, window_bytes};
 pub use cursor::MalformedObject;
-pub use entry::{Entry, EntryBody, EntryKind, Meta, NAME_BYTES_MAX, Time, Xattr, Xattrs};
+pub use entry::{DeviceNumber, Entry, EntryBody, EntryKind, Meta, NAME_BYTES_MAX, Time, Xattr, Xattrs};
 pub use links::{LinkGroup, LinkTable};
 pub use listing::{ListingBuilder, ListingPart, ListingPiece, decode_listing_object};
 pub use root::Root;
 
 pub(crate) use content::for_each_window;
 pub(crate) use cursor::Cursor;
-pub(crate) use entry::is_kept_xattr;
+pub(crate) use entry::{EntryView, is_kept_xattr};
 
 /// Directories below each other at most; deeper trees are refused with the path. Far above what tools build,
 /// low enough that neither stack nor descriptors run out.

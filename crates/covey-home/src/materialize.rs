@@ -21,7 +21,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 use std::time::Instant;
 
-use covey_types::{BlockHash, Fault, RootHash};
+use covey_types::{Fault, RootHash};
 use rustix::fs::{Mode, OFlags};
 use serde::Serialize;
 
@@ -53,7 +53,7 @@ pub struct MaterializeRequest<'a> {
     pub cancel: &'a AtomicBool,
     /// Who watches.
     pub progress: &'a dyn Progress,
-    /// Threads; 0: as many as there are processors.
+    /// Threads; 0: as many as there are processors, and more while they wait for the disk.
     pub threads: usize,
 }
 
@@ -90,6 +90,8 @@ pub struct MaterializeReport {
     pub files_written: u64,
     /// Bytes written.
     pub bytes_written: u64,
+    /// Bytes of file contents that came from the store; the others were in the directory already.
+    pub bytes_fetched: u64,
     /// Names that were there and are not in the snapshot, or were something else.
     pub removed: u64,
     /// Duration in milliseconds.
@@ -203,12 +205,10 @@ pub fn materialize(request: &MaterializeRequest<'_>) -> Result<MaterializeReport
         stat_cache::settle(stat_cache::now());
     }
     let mut warnings = outcome.warnings;
-    if let Some(path) = request.stat_cache {
-        let hash = BlockHash::from_bytes(*request.root.as_bytes());
-        let records = outcome.records.iter().map(Vec::as_slice);
-        if let Err(error) = stat_cache::write(path, &stat, &hash, records) {
-            warnings.push(format!("the stat cache was not written: {error}"));
-        }
+    if let Some(records) = outcome.records
+        && let Err(error) = records.finish(outcome.cache.as_ref(), &stat, &request.root)
+    {
+        warnings.push(format!("the stat cache was not written: {error}"));
     }
     let report = MaterializeReport {
         root: request.root,
@@ -216,6 +216,7 @@ pub fn materialize(request: &MaterializeRequest<'_>) -> Result<MaterializeReport
         bytes: root.bytes,
         files_written: outcome.files_written,
         bytes_written: outcome.bytes_written,
+        bytes_fetched: outcome.bytes_fetched,
         removed: outcome.removed,
         elapsed_ms: start.elapsed().as_millis() as u64,
         gaps: outcome.gaps,

@@ -7,6 +7,7 @@
 //! A change through a writable memory map shows in ctime only at its first write after a write-back; a process
 //! that is stopped by the caller while this runs (I12) cannot race, one that is not, can.
 
+mod buffer;
 mod file;
 mod job;
 mod scan;
@@ -17,17 +18,17 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 use std::time::Instant;
 
-use covey_types::{BlockHash, Fault, Generation, RootHash};
+use covey_types::{Fault, Generation, RootHash};
 use rustix::fs::{Mode, OFlags};
 use serde::Serialize;
 
-use crate::block::{BlockStore, StoreError};
+use crate::block::{BlockStore, StoreError, Upload};
 use crate::excludes::Excludes;
 use crate::manifest::{LinkTable, Root};
 use crate::progress::Progress;
-use crate::stat_cache::{self, StatCache};
+use crate::stat_cache::StatCache;
 use crate::sys;
-use job::Job;
+use job::{Counts, Job, Lost};
 
 /// What to secure.
 #[derive(Clone, Copy)]
@@ -46,7 +47,8 @@ pub struct SecureRequest<'a> {
     pub cancel: &'a AtomicBool,
     /// Who watches.
     pub progress: &'a dyn Progress,
-    /// Threads to walk, read and compress with; 0: as many as there are processors.
+    /// Threads to walk, read and compress with; 0: as many as there are processors, and more while they wait for
+    /// the disk.
     pub threads: usize,
 }
 
@@ -89,7 +91,7 @@ pub struct SecureReport {
     pub elapsed_ms: u64,
     /// Something could not be read and stands as it was before; `warnings` says what.
     pub partial: bool,
-    /// Sockets and device nodes, which are not kept.
+    /// Names of a kind that is not kept; no such kind is known on Linux.
     pub skipped: u64,
     /// The first of their paths, lossily as text.
     pub skipped_paths: Vec<String>,
@@ -174,27 +176,16 @@ pub fn secure(request: &SecureRequest<'_>) -> Result<SecureReport, SecureError> 
     // Before the question what is missing: what a collection takes from now on is missing to this upload.
     let upload = request.store.upload()?;
     let epoch = upload.epoch();
-    let missing = match &cache {
-        Some(cache) => missing_blocks(request.store, &cache.blocks(request.store))?,
-        None => Default::default(),
-    };
-    let mut job = Job::new(request, cache, missing, &*upload, warnings);
-    let (meta, listing) = scan::run(&job, dir, &stat)?;
-    let links = LinkTable::new(job.take_link_groups()).encode();
-    let links = job.blob(&links)?;
-    let counts = job.counts();
-    let root = Root { meta, listing, files: counts.files, bytes: counts.bytes, links }.encode();
-    let root = job.put(&root)?;
-    let outcome = job.into_outcome();
+    let walked = walk(request, (dir, &stat), cache.as_ref(), &*upload, warnings)?;
     let uploaded = upload.finish()?;
-    let mut warnings = outcome.warnings.clone();
-    if let Some(path) = request.stat_cache.filter(|_| outcome.cache_changed) {
+    let Walked { root, counts, outcome } = walked;
+    let mut warnings = outcome.warnings;
+    if let Some(records) = outcome.records
+        && let Err(error) = records.finish(cache.as_ref(), &stat, &root)
+    {
         // After the blocks are durable: the cache must not promise what the store does not have.
-        if let Err(error) = stat_cache::write(path, &stat, &root, outcome.records()) {
-            warnings.push(format!("the stat cache was not written: {error}"));
-        }
+        warnings.push(format!("the stat cache was not written: {error}"));
     }
-    let root = RootHash::from_bytes(*root.as_bytes());
     Ok(SecureReport {
         root,
         generation: None,
@@ -210,7 +201,7 @@ pub fn secure(request: &SecureRequest<'_>) -> Result<SecureReport, SecureError> 
         elapsed_ms: start.elapsed().as_millis() as u64,
         partial: outcome.partial,
         skipped: outcome.skipped,
-        skipped_paths: outcome.skipped_paths.clone(),
+        skipped_paths: outcome.skipped_paths,
         warnings,
     })
 }
@@ -230,16 +221,45 @@ fn open_home(dir: &Path) -> io::Result<(OwnedFd, sys::Stat)> {
     Ok((opened?, stat))
 }
 
-/// Blocks that a cache speaks of and the store lacks: garbage collection took them, or they were damaged. Asked
-/// in bulk, so that a store that is far away is asked seldom.
-fn missing_blocks(
-    store: &dyn BlockStore,
-    blocks: &[BlockHash],
-) -> Result<std::collections::HashSet<BlockHash>, StoreError> {
-    const HASHES_PER_QUESTION: usize = 16_384;
-    let mut missing = std::collections::HashSet::new();
-    for batch in blocks.chunks(HASHES_PER_QUESTION) {
-        missing.extend(store.missing(batch)?);
+struct Walked {
+    root: RootHash,
+    counts: Counts,
+    outcome: job::Outcome,
+}
+
+/// Walks the home and puts what is new. The store is asked on the way whether it still has what the stat cache
+/// speaks of; if it does not, which is rare, the walk is done once more knowing what is lost.
+fn walk(
+    request: &SecureRequest<'_>,
+    (dir, stat): (OwnedFd, &sys::Stat),
+    mut cache: Option<&StatCache>,
+    upload: &dyn Upload,
+    warnings: Vec<String>,
+) -> Result<Walked, SecureError> {
+    let mut lost = if cache.is_some() { Lost::Unknown } else { Lost::Known(Default::default()) };
+    let mut reads = Counts::default();
+    loop {
+        let again =
+            dir.try_clone().map_err(|source| SecureError::Home { dir: request.dir.to_owned(), source })?;
+        let mut job = Job::new(request, cache, &lost, upload, warnings.clone());
+        job.add_reads(reads);
+        let (meta, listing) = scan::run(&job, again, stat)?;
+        if job.asks() {
+            let found = job.take_lost()?;
+            if found.as_ref().is_none_or(|found| !found.is_empty()) {
+                if found.is_none() {
+                    cache = None;
+                }
+                reads = job.counts();
+                lost = Lost::Known(found.unwrap_or_default());
+                continue;
+            }
+        }
+        let links = LinkTable::new(job.take_link_groups()).encode();
+        let links = job.blob(&links)?;
+        let counts = job.counts();
+        let root = Root { meta, listing, files: counts.files, bytes: counts.bytes, links }.encode();
+        let root = RootHash::from_bytes(*job.put(&root)?.as_bytes());
+        return Ok(Walked { root, counts, outcome: job.into_outcome() });
     }
-    Ok(missing)
 }

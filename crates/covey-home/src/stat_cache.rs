@@ -3,29 +3,38 @@
 //! section 4.
 //!
 //! What stays true: a cache that is lost, damaged or of another home only costs time, never correctness; an
-//! entry whose inode may have been written in the same clock tick is stored dirty and read again. What does
-//! not belong here: anything that another host could use; device and inode numbers never enter the manifest.
+//! entry whose inode may have been written in the same clock tick is stored dirty and read again; in memory
+//! there is a line per directory, never the entries of all. What does not belong here: anything that another
+//! host could use; device and inode numbers never enter the manifest.
 
-use std::collections::HashMap;
-use std::ffi::OsString;
-use std::fs;
-use std::io::{self, Write};
-use std::ops::Range;
+mod write;
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::time::{Duration, SystemTime};
 
-use covey_types::BlockHash;
+use covey_types::{BlockHash, RootHash};
+use rustix::fs::FileType;
 
 use crate::block::BlockStore;
 use crate::manifest::{
-    Blob, Content, ContentMap, Cursor, Entry, EntryBody, MalformedObject, NAME_BYTES_MAX, Time,
+    Blob, Content, ContentMap, Cursor, Entry, EntryBody, EntryKind, EntryView, MalformedObject,
+    NAME_BYTES_MAX, Time,
 };
 use crate::sys::Stat;
 
+pub(crate) use write::{CacheWriter, RecordBuilder};
+
 const MAGIC: &[u8; 8] = b"COVEYSTC";
 const VERSION: u32 = 1;
-const HEADER_BYTES: usize = 8 + 4 + 8 + 8 + 32 + 4;
-const CHECKSUM_BYTES: usize = 32;
+const HEADER_BYTES: u64 = 8 + 4;
+/// Offset of the index, number of directories, device, inode, root, checksum.
+const FOOTER_BYTES: u64 = 8 + 4 + 8 + 8 + 32 + 32;
+const INDEX_ENTRY_BYTES: usize = 8 + 8 + 8 + 4 + 8;
+/// A record above this was not written by us: a million entries of the longest kind are less.
+const RECORD_BYTES_MAX: u32 = 1 << 30;
 
 /// A change that falls into the same tick of the kernel's clock as an earlier one leaves the same ctime. The
 /// longest tick is 10 ms (100 Hz); twice that leaves room for a clock that is slewed.
@@ -39,199 +48,234 @@ pub(crate) struct CachedEntry<'a> {
     pub(crate) name: &'a [u8],
     pub(crate) inode: u64,
     pub(crate) ctime: Time,
-    pub(crate) size: u64,
     pub(crate) dirty: bool,
     /// The encoded entry.
     pub(crate) entry: &'a [u8],
 }
 
-impl CachedEntry<'_> {
-    /// Whether the inode is certainly as it was when the entry was made.
-    pub(crate) fn matches(&self, device: u64, stat: &Stat) -> bool {
+impl<'a> CachedEntry<'a> {
+    fn read(cursor: &mut Cursor<'a>) -> Result<Self, MalformedObject> {
+        let dirty = cursor.u8()? != 0;
+        let inode = cursor.u64()?;
+        let ctime = Time { seconds: cursor.i64()?, nanoseconds: cursor.u32()? };
+        let len = cursor.u32()? as usize;
+        let name_len = usize::from(cursor.u8()?).min(NAME_BYTES_MAX);
+        let name = cursor.take(name_len)?;
+        Ok(Self { name, inode, ctime, dirty, entry: cursor.take(len)? })
+    }
+
+    /// The encoded entry, looked at.
+    pub(crate) fn view(&self) -> Option<EntryView<'a>> {
+        EntryView::parse(self.entry).ok()
+    }
+
+    /// What the entry says, if the inode is certainly as it was when the entry was made.
+    pub(crate) fn unchanged(&self, device: u64, stat: &Stat) -> Option<EntryView<'a>> {
         if self.dirty || self.inode != stat.inode || self.ctime != stat.ctime || device != stat.device {
-            return false;
+            return None;
         }
         // ctime alone decides; the rest guards against file systems that keep ctime badly.
-        let mut cursor = Cursor::new(self.entry, "cached entry");
-        let same = || -> Result<bool, MalformedObject> {
-            let kind = cursor.u8()?;
-            let mode = cursor.u16()?;
-            let mtime = Time { seconds: cursor.i64()?, nanoseconds: cursor.u32()? };
-            use rustix::fs::FileType;
-            let same_kind = match kind {
-                1 => stat.file_type == FileType::RegularFile && self.size == stat.size,
-                2 => stat.file_type == FileType::Directory,
-                3 => stat.file_type == FileType::Symlink,
-                _ => stat.file_type == FileType::Fifo,
-            };
-            Ok(same_kind && mode == stat.mode && mtime == stat.mtime)
+        let view = self.view()?;
+        let same_kind = match view.kind {
+            EntryKind::File => stat.file_type == FileType::RegularFile && view.size == stat.size,
+            EntryKind::Directory => stat.file_type == FileType::Directory,
+            EntryKind::Symlink => stat.file_type == FileType::Symlink,
+            EntryKind::Fifo => stat.file_type == FileType::Fifo,
+            EntryKind::Socket => stat.file_type == FileType::Socket,
+            EntryKind::CharacterDevice => stat.file_type == FileType::CharacterDevice,
+            EntryKind::BlockDevice => stat.file_type == FileType::BlockDevice,
         };
-        let mut same = same;
-        same().unwrap_or(false)
+        (same_kind && view.mode == stat.mode && view.mtime == stat.mtime).then_some(view)
     }
 }
 
 /// One directory as it was.
 #[derive(Debug)]
-pub(crate) struct CachedDir<'a> {
+pub(crate) struct CachedDir {
     pub(crate) device: u64,
     /// The listing object that names the directory, then the objects below it if it is cut.
     pub(crate) listing: BlockHash,
     pub(crate) pieces: Vec<BlockHash>,
-    /// Sorted by name.
-    pub(crate) entries: Vec<CachedEntry<'a>>,
-}
-
-/// Builds the record of one directory.
-#[derive(Debug)]
-pub(crate) struct RecordBuilder {
     bytes: Vec<u8>,
+    /// Where each entry begins, in the order of their names.
+    starts: Vec<u32>,
 }
 
-impl RecordBuilder {
-    pub(crate) fn new(
-        device: u64,
-        inode: u64,
-        listing: BlockHash,
-        pieces: &[BlockHash],
-        entries: usize,
-    ) -> Self {
-        let mut bytes = Vec::with_capacity(64 + entries * 160);
-        bytes.extend_from_slice(&device.to_le_bytes());
-        bytes.extend_from_slice(&inode.to_le_bytes());
-        bytes.extend_from_slice(listing.as_bytes());
-        bytes.extend_from_slice(&(pieces.len() as u32).to_le_bytes());
-        pieces.iter().for_each(|piece| bytes.extend_from_slice(piece.as_bytes()));
-        bytes.extend_from_slice(&(entries as u32).to_le_bytes());
-        Self { bytes }
-    }
-
-    pub(crate) fn push(&mut self, entry: &CachedEntry<'_>) {
-        let out = &mut self.bytes;
-        out.push(u8::from(entry.dirty));
-        out.extend_from_slice(&entry.inode.to_le_bytes());
-        out.extend_from_slice(&entry.ctime.seconds.to_le_bytes());
-        out.extend_from_slice(&entry.ctime.nanoseconds.to_le_bytes());
-        out.extend_from_slice(&entry.size.to_le_bytes());
-        out.extend_from_slice(&(entry.entry.len() as u32).to_le_bytes());
-        out.push(entry.name.len() as u8);
-        out.extend_from_slice(entry.name);
-        out.extend_from_slice(entry.entry);
-    }
-
-    pub(crate) fn finish(self) -> Vec<u8> {
-        self.bytes
-    }
-}
-
-fn decode_dir<'a>(cursor: &mut Cursor<'a>) -> Result<((u64, u64), CachedDir<'a>), MalformedObject> {
-    let device = cursor.u64()?;
-    let inode = cursor.u64()?;
-    let listing = cursor.hash()?;
-    let pieces = cursor.u32()?;
-    let pieces = (0..pieces).map(|_| cursor.hash()).collect::<Result<_, _>>()?;
-    let count = cursor.u32()? as usize;
-    let mut entries = Vec::with_capacity(count.min(4096));
-    for _ in 0..count {
-        let dirty = cursor.u8()? != 0;
-        let inode = cursor.u64()?;
-        let ctime = Time { seconds: cursor.i64()?, nanoseconds: cursor.u32()? };
-        let size = cursor.u64()?;
-        let len = cursor.u32()? as usize;
-        let name_len = usize::from(cursor.u8()?).min(NAME_BYTES_MAX);
-        let name = cursor.take(name_len)?;
-        entries.push(CachedEntry { name, inode, ctime, size, dirty, entry: cursor.take(len)? });
-    }
-    Ok(((device, inode), CachedDir { device, listing, pieces, entries }))
-}
-
-/// A loaded cache.
-#[derive(Debug)]
-pub(crate) struct StatCache {
-    bytes: Vec<u8>,
-    /// By device and inode of the directory, so that a renamed directory is still known.
-    dirs: HashMap<(u64, u64), Range<usize>>,
-}
-
-impl StatCache {
-    /// Reads the cache of the home whose own directory is `root`.
-    ///
-    /// # Errors
-    /// Why there is none to use; the caller reads everything then.
-    pub(crate) fn load(path: &Path, root: &Stat) -> Result<Self, String> {
-        let bytes = fs::read(path).map_err(|error| error.to_string())?;
-        let body_len = bytes.len().checked_sub(CHECKSUM_BYTES).filter(|len| *len >= HEADER_BYTES);
-        let body_len = body_len.ok_or_else(|| "it is too short".to_owned())?;
-        if blake3::hash(&bytes[..body_len]).as_bytes()[..] != bytes[body_len..] {
-            return Err("its checksum differs".to_owned());
+impl CachedDir {
+    fn decode(device: u64, bytes: Vec<u8>) -> Result<Self, MalformedObject> {
+        let mut cursor = Cursor::new(&bytes, "stat cache");
+        let listing = cursor.hash()?;
+        let pieces = cursor.u32()?;
+        let pieces = (0..pieces).map(|_| cursor.hash()).collect::<Result<_, _>>()?;
+        let count = cursor.u32()? as usize;
+        let mut starts = Vec::with_capacity(count.min(bytes.len()));
+        for _ in 0..count {
+            starts.push(cursor.at() as u32);
+            CachedEntry::read(&mut cursor)?;
         }
-        let mut dirs = HashMap::new();
-        let mut cursor = Cursor::new(&bytes[..body_len], "stat cache");
-        let mut read = || -> Result<bool, MalformedObject> {
-            if cursor.take(8)? != MAGIC || cursor.u32()? != VERSION {
-                return Err(cursor.malformed("not a stat cache of this version"));
-            }
-            if (cursor.u64()?, cursor.u64()?) != (root.device, root.inode) {
-                return Ok(false);
-            }
-            cursor.hash()?;
-            let count = cursor.u32()?;
-            for _ in 0..count {
-                let start = cursor.at();
-                let (key, _) = decode_dir(&mut cursor)?;
-                dirs.insert(key, start..cursor.at());
-            }
-            cursor.end()?;
-            Ok(true)
-        };
-        match read() {
-            Ok(true) => Ok(Self { bytes, dirs }),
-            Ok(false) => Err("it is of another directory".to_owned()),
-            Err(error) => Err(error.to_string()),
-        }
+        cursor.end()?;
+        Ok(Self { device, listing, pieces, bytes, starts })
     }
 
     pub(crate) fn len(&self) -> usize {
-        self.dirs.len()
+        self.starts.len()
     }
 
-    pub(crate) fn find(&self, device: u64, inode: u64) -> Option<Range<usize>> {
-        self.dirs.get(&(device, inode)).cloned()
+    pub(crate) fn entry(&self, at: usize) -> Option<CachedEntry<'_>> {
+        let start = *self.starts.get(at)? as usize;
+        CachedEntry::read(&mut Cursor::new(&self.bytes[start..], "stat cache")).ok()
     }
 
-    pub(crate) fn dir(&self, range: &Range<usize>) -> Option<CachedDir<'_>> {
-        let mut cursor = Cursor::new(&self.bytes[range.clone()], "stat cache");
-        decode_dir(&mut cursor).ok().map(|(_, dir)| dir)
-    }
-
-    pub(crate) fn record(&self, range: &Range<usize>) -> &[u8] {
-        &self.bytes[range.clone()]
-    }
-
-    /// Every block that an unchanged home would not be read for. A content map that is no longer readable is
-    /// named by its own blocks, so that its file is read again.
-    pub(crate) fn blocks(&self, store: &dyn BlockStore) -> Vec<BlockHash> {
-        let mut blocks = Vec::new();
-        for range in self.dirs.values() {
-            let Some(dir) = self.dir(range) else { continue };
-            blocks.push(dir.listing);
-            blocks.extend(&dir.pieces);
-            for cached in &dir.entries {
-                let Ok(entry) = Entry::decode(&mut Cursor::new(cached.entry, "cached entry")) else {
-                    continue;
-                };
-                blocks.extend(entry.blocks());
-                blocks.extend(mapped_blocks(&entry, store));
+    /// Where `name` stands; `at` moves forward with the sorted names that are asked for.
+    pub(crate) fn position(&self, name: &[u8], at: &mut usize) -> Option<u32> {
+        while let Some(entry) = self.entry(*at) {
+            match entry.name.cmp(name) {
+                std::cmp::Ordering::Less => *at += 1,
+                std::cmp::Ordering::Equal => return Some(*at as u32),
+                std::cmp::Ordering::Greater => return None,
             }
         }
-        blocks.sort_unstable();
-        blocks.dedup();
-        blocks
+        None
     }
 }
 
-/// The data blocks behind a content map that stands in blocks of its own.
-pub(crate) fn mapped_blocks(entry: &Entry, store: &dyn BlockStore) -> Vec<BlockHash> {
+/// Where the record of one directory lies.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct IndexEntry {
+    device: u64,
+    inode: u64,
+    offset: u64,
+    len: u32,
+    checksum: [u8; 8],
+}
+
+impl IndexEntry {
+    const fn key(&self) -> (u64, u64) {
+        (self.device, self.inode)
+    }
+
+    fn encode(&self, out: &mut Vec<u8>) {
+        out.extend_from_slice(&self.device.to_le_bytes());
+        out.extend_from_slice(&self.inode.to_le_bytes());
+        out.extend_from_slice(&self.offset.to_le_bytes());
+        out.extend_from_slice(&self.len.to_le_bytes());
+        out.extend_from_slice(&self.checksum);
+    }
+
+    fn decode(cursor: &mut Cursor<'_>) -> Result<Self, MalformedObject> {
+        Ok(Self {
+            device: cursor.u64()?,
+            inode: cursor.u64()?,
+            offset: cursor.u64()?,
+            len: cursor.u32()?,
+            checksum: cursor.u64()?.to_le_bytes(),
+        })
+    }
+}
+
+fn checksum(record: &[u8]) -> [u8; 8] {
+    blake3::hash(record).as_bytes().first_chunk().copied().unwrap_or_default()
+}
+
+/// An opened cache.
+#[derive(Debug)]
+pub(crate) struct StatCache {
+    file: File,
+    root: RootHash,
+    /// Ascending by device and inode, so that a renamed directory is still known.
+    index: Vec<IndexEntry>,
+}
+
+impl StatCache {
+    /// Opens the cache of the home whose own directory is `home`.
+    ///
+    /// # Errors
+    /// Why there is none to use; the caller reads everything then.
+    pub(crate) fn load(path: &Path, home: &Stat) -> Result<Self, String> {
+        let file = File::open(path).map_err(|error| error.to_string())?;
+        let found = Self::read_index(&file).map_err(|error| error.to_string())?;
+        let (root, of, index) = found.ok_or_else(|| "it is not a stat cache, or damaged".to_owned())?;
+        if of != (home.device, home.inode) {
+            return Err("it is of another directory".to_owned());
+        }
+        // Its records are read in another order than they lie; on a cold disk that costs a seek each otherwise.
+        // Only advice: without it reading is slower.
+        rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::WillNeed).ok();
+        Ok(Self { file, root, index })
+    }
+
+    #[expect(clippy::type_complexity, reason = "read in one place, taken apart in one")]
+    fn read_index(file: &File) -> io::Result<Option<(RootHash, (u64, u64), Vec<IndexEntry>)>> {
+        let len = file.metadata()?.len();
+        if len < HEADER_BYTES + FOOTER_BYTES {
+            return Ok(None);
+        }
+        let mut footer = [0; FOOTER_BYTES as usize];
+        file.read_exact_at(&mut footer, len - FOOTER_BYTES)?;
+        let mut cursor = Cursor::new(&footer, "stat cache");
+        let mut parse = || -> Result<_, MalformedObject> {
+            let at = cursor.u64()?;
+            let count = cursor.u32()?;
+            let of = (cursor.u64()?, cursor.u64()?);
+            Ok((at, count, of, RootHash::from_bytes(*cursor.hash()?.as_bytes()), cursor.hash()?))
+        };
+        let Ok((at, count, of, root, wanted)) = parse() else { return Ok(None) };
+        let index_len = count as usize * INDEX_ENTRY_BYTES;
+        let end = at.checked_add(index_len as u64).and_then(|end| end.checked_add(FOOTER_BYTES));
+        if at < HEADER_BYTES || end != Some(len) {
+            return Ok(None);
+        }
+        let mut header = [0; HEADER_BYTES as usize];
+        file.read_exact_at(&mut header, 0)?;
+        let mut bytes = vec![0; index_len];
+        file.read_exact_at(&mut bytes, at)?;
+        let mut hasher = blake3::Hasher::new();
+        hasher.update(&header).update(&bytes).update(&footer[..footer.len() - 32]);
+        let version_known = header[..8] == *MAGIC && header[8..] == VERSION.to_le_bytes();
+        if !version_known || hasher.finalize().as_bytes() != wanted.as_bytes() {
+            return Ok(None);
+        }
+        let mut cursor = Cursor::new(&bytes, "stat cache");
+        let index: Result<Vec<_>, _> = (0..count).map(|_| IndexEntry::decode(&mut cursor)).collect();
+        let fits = |entry: &IndexEntry| {
+            entry.len <= RECORD_BYTES_MAX
+                && entry.offset >= HEADER_BYTES
+                && entry.offset.checked_add(entry.len.into()).is_some_and(|end| end <= at)
+        };
+        Ok(index.ok().filter(|index| index.iter().all(fits)).map(|index| (root, of, index)))
+    }
+
+    /// Directories that it knows.
+    pub(crate) fn len(&self) -> usize {
+        self.index.len()
+    }
+
+    /// The state that it was written for.
+    pub(crate) const fn root(&self) -> RootHash {
+        self.root
+    }
+
+    /// Which directory this is, if it is known.
+    pub(crate) fn find(&self, device: u64, inode: u64) -> Option<u32> {
+        self.index.binary_search_by_key(&(device, inode), IndexEntry::key).ok().map(|at| at as u32)
+    }
+
+    /// The directory as it was; none if its record is damaged or cannot be read, which only costs time.
+    pub(crate) fn dir(&self, number: u32) -> Option<CachedDir> {
+        let entry = self.index.get(number as usize)?;
+        let mut bytes = vec![0; entry.len as usize];
+        self.file.read_exact_at(&mut bytes, entry.offset).ok()?;
+        if checksum(&bytes) != entry.checksum {
+            return None;
+        }
+        CachedDir::decode(entry.device, bytes).ok()
+    }
+}
+
+/// The data blocks behind a content map that stands in blocks of its own; none if it can no longer be read, so
+/// that its own blocks decide.
+pub(crate) fn mapped_blocks(entry: &[u8], store: &dyn BlockStore) -> Vec<BlockHash> {
+    let Ok(entry) = Entry::decode(&mut Cursor::new(entry, "cached entry")) else { return Vec::new() };
     let EntryBody::File(Content::Mapped { size, map: Blob::Blocks { blocks, .. } }) = &entry.body else {
         return Vec::new();
     };
@@ -243,36 +287,6 @@ pub(crate) fn mapped_blocks(entry: &Entry, store: &dyn BlockStore) -> Vec<BlockH
         }
     }
     ContentMap::decode(&bytes, *size).map(|map| map.blocks).unwrap_or_default()
-}
-
-/// Writes a cache; whoever reads sees the old one or the new one.
-pub(crate) fn write<'a>(
-    path: &Path,
-    root: &Stat,
-    root_hash: &BlockHash,
-    records: impl ExactSizeIterator<Item = &'a [u8]>,
-) -> io::Result<()> {
-    let mut temporary = path.as_os_str().to_owned();
-    temporary.push(OsString::from(format!(".{}.tmp", std::process::id())));
-    let mut hasher = blake3::Hasher::new();
-    // Not flushed to disk: a cache that a power cut damages fails its checksum.
-    let mut out = io::BufWriter::with_capacity(256 * 1024, fs::File::create(&temporary)?);
-    let mut put = |bytes: &[u8]| -> io::Result<()> {
-        hasher.update(bytes);
-        out.write_all(bytes)
-    };
-    put(MAGIC)?;
-    put(&VERSION.to_le_bytes())?;
-    put(&root.device.to_le_bytes())?;
-    put(&root.inode.to_le_bytes())?;
-    put(root_hash.as_bytes())?;
-    put(&(records.len() as u32).to_le_bytes())?;
-    for record in records {
-        put(record)?;
-    }
-    out.write_all(hasher.finalize().as_bytes())?;
-    out.into_inner().map_err(io::IntoInnerError::into_error)?;
-    fs::rename(&temporary, path)
 }
 
 /// The wall clock as file systems use it.

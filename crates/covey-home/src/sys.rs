@@ -12,7 +12,7 @@ use rustix::fs::{
     self, AtFlags, FileType, Mode, OFlags, RawDir, StatxFlags, Timespec, Timestamps, XattrFlags,
 };
 
-use crate::manifest::{Time, Xattr, Xattrs, is_kept_xattr};
+use crate::manifest::{DeviceNumber, Time, Xattr, Xattrs, is_kept_xattr};
 
 /// What `statx` says about one name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -27,6 +27,8 @@ pub(crate) struct Stat {
     pub(crate) size: u64,
     pub(crate) mtime: Time,
     pub(crate) ctime: Time,
+    /// Of a device node.
+    pub(crate) number: DeviceNumber,
 }
 
 fn stat_of(found: &fs::Statx) -> Stat {
@@ -42,6 +44,7 @@ fn stat_of(found: &fs::Statx) -> Stat {
         size: found.stx_size,
         mtime: time(&found.stx_mtime),
         ctime: time(&found.stx_ctime),
+        number: DeviceNumber { major: found.stx_rdev_major, minor: found.stx_rdev_minor },
     }
 }
 
@@ -58,6 +61,29 @@ pub(crate) fn c_name(name: &[u8]) -> io::Result<CString> {
     CString::new(name).map_err(|_| io::Error::from(io::ErrorKind::InvalidInput))
 }
 
+/// The process's file mode creation mask. Asking the kernel for it with `umask` would change it for a moment,
+/// for all threads.
+pub(crate) fn umask() -> Option<u16> {
+    let status = std::fs::read_to_string("/proc/self/status").ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix("Umask:"))?;
+    u16::from_str_radix(line.trim(), 8).ok()
+}
+
+/// How many names a directory has, without `.` and `..`.
+pub(crate) fn count_names(dir: BorrowedFd<'_>) -> io::Result<usize> {
+    let mut buffer = Vec::<u8>::with_capacity(NAMES_BUFFER_BYTES);
+    fs::seek(dir, fs::SeekFrom::Start(0))?;
+    let mut entries = RawDir::new(dir, buffer.spare_capacity_mut());
+    let mut count = 0;
+    while let Some(entry) = entries.next() {
+        count += usize::from(!matches!(entry?.file_name().to_bytes(), b"." | b".."));
+    }
+    Ok(count)
+}
+
+/// `getdents` fills this at once; 32 KiB is what the C library uses.
+const NAMES_BUFFER_BYTES: usize = 32 * 1024;
+
 /// Names in a directory without `.` and `..`, each followed by NUL, in one buffer.
 #[derive(Debug, Default)]
 pub(crate) struct Names {
@@ -68,9 +94,7 @@ pub(crate) struct Names {
 
 impl Names {
     pub(crate) fn read(dir: BorrowedFd<'_>) -> io::Result<Self> {
-        // `getdents` fills this at once; 32 KiB is what the C library uses.
-        const BUFFER_BYTES: usize = 32 * 1024;
-        let mut buffer = Vec::<u8>::with_capacity(BUFFER_BYTES);
+        let mut buffer = Vec::<u8>::with_capacity(NAMES_BUFFER_BYTES);
         let mut names = Self::default();
         fs::seek(dir, fs::SeekFrom::Start(0))?;
         let spare: &mut [MaybeUninit<u8>] = buffer.spare_capacity_mut();

@@ -147,7 +147,11 @@ impl Walk<'_> {
         }
         match &entry.body {
             EntryBody::Directory { listing } => dirs.push((path, *listing)),
-            EntryBody::Symlink { .. } | EntryBody::Fifo => {}
+            EntryBody::Symlink { .. }
+            | EntryBody::Fifo
+            | EntryBody::Socket
+            | EntryBody::CharacterDevice(_)
+            | EntryBody::BlockDevice(_) => {}
             EntryBody::File(content) => {
                 self.files += 1;
                 self.bytes += content.size();

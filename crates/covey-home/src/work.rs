@@ -1,12 +1,20 @@
 //! A stack of tasks that several threads empty and fill; depth first, so that few directories are open.
+//!
+//! There are as many threads as processors while they compute. While they wait for a disk instead, more are
+//! added, because a disk answers many requests in the time of one.
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::time::{ClockId, clock_gettime};
 
 /// Threads at most; more than this many requests in flight gained nothing when it was measured on a cold disk.
 pub(crate) const THREADS_MAX: usize = 16;
 /// Enough for recursion over the deepest tree that is accepted; only touched pages cost memory.
 const STACK_BYTES: usize = 64 * 1024 * 1024;
+/// How often it is looked whether the threads wait for a disk.
+const WATCH_PERIOD: Duration = Duration::from_millis(4);
 
 #[derive(Debug)]
 struct State<T, E> {
@@ -15,11 +23,33 @@ struct State<T, E> {
     error: Option<E>,
 }
 
+impl<T, E> State<T, E> {
+    fn is_over(&self) -> bool {
+        self.error.is_some() || (self.running == 0 && self.tasks.is_empty())
+    }
+}
+
 /// Tasks not yet begun.
 #[derive(Debug)]
 pub(crate) struct Tasks<T, E> {
     state: Mutex<State<T, E>>,
+    /// There is a task to take, or everything is over.
     changed: Condvar,
+    over: Condvar,
+}
+
+/// A task that is worked on; counted off also when the thread panics, so that the others do not wait for it.
+struct Running<'t, T: Send, E: Send>(&'t Tasks<T, E>);
+
+impl<T: Send, E: Send> Drop for Running<'_, T, E> {
+    fn drop(&mut self) {
+        let mut state = self.0.state();
+        state.running -= 1;
+        if state.is_over() {
+            self.0.changed.notify_all();
+            self.0.over.notify_all();
+        }
+    }
 }
 
 impl<T: Send, E: Send> Tasks<T, E> {
@@ -29,66 +59,155 @@ impl<T: Send, E: Send> Tasks<T, E> {
 
     /// Adds several; the last is begun first.
     pub(crate) fn extend(&self, tasks: Vec<T>) {
-        if tasks.is_empty() {
-            return;
-        }
+        let several = match tasks.len() {
+            0 => return,
+            // Whoever adds a task takes the next one itself.
+            1 => false,
+            _ => true,
+        };
         self.state().tasks.extend(tasks);
-        self.changed.notify_all();
+        if several {
+            self.changed.notify_all();
+        }
     }
 
-    fn next(&self) -> Option<T> {
+    fn next(&self) -> Option<(T, Running<'_, T, E>)> {
         let mut state = self.state();
         loop {
-            if state.error.is_some() {
+            if state.is_over() {
                 return None;
             }
             if let Some(task) = state.tasks.pop() {
                 state.running += 1;
-                return Some(task);
-            }
-            if state.running == 0 {
-                return None;
+                return Some((task, Running(self)));
             }
             state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
     }
 
-    fn done(&self, result: Result<(), E>) {
-        let mut state = self.state();
-        state.running -= 1;
-        if let Err(error) = result {
-            state.error.get_or_insert(error);
-        }
-        if state.running == 0 || state.error.is_some() {
-            self.changed.notify_all();
+    fn work(&self, each: &(impl Fn(T, &Self) -> Result<(), E> + Sync)) {
+        while let Some((task, running)) = self.next() {
+            if let Err(error) = each(task, self) {
+                self.state().error.get_or_insert(error);
+            }
+            drop(running);
         }
     }
 
-    /// Runs `first` and everything it leads to; the first error ends it.
+    /// Runs `first` and everything it leads to; the first error ends it. `threads`: exactly so many, or 0: by
+    /// what the work waits for.
     pub(crate) fn run(
         threads: usize,
         first: T,
         each: impl Fn(T, &Self) -> Result<(), E> + Sync,
     ) -> Result<(), E> {
         let state = State { tasks: vec![first], running: 0, error: None };
-        let tasks = Self { state: Mutex::new(state), changed: Condvar::new() };
-        let threads =
-            if threads == 0 { thread::available_parallelism().map_or(2, usize::from) } else { threads }
-                .min(THREADS_MAX);
+        let tasks = Self { state: Mutex::new(state), changed: Condvar::new(), over: Condvar::new() };
+        let processors = thread::available_parallelism().map_or(2, usize::from).min(THREADS_MAX);
+        let (begin, most) =
+            if threads == 0 { (processors, THREADS_MAX) } else { (threads.min(THREADS_MAX), 0) };
         thread::scope(|scope| {
-            let work = || {
-                while let Some(task) = tasks.next() {
-                    tasks.done(each(task, &tasks));
-                }
+            let start = || {
+                let builder = thread::Builder::new().stack_size(STACK_BYTES);
+                builder.spawn_scoped(scope, || tasks.work(&each)).is_ok()
             };
-            let started = (0..threads)
-                .filter(|_| thread::Builder::new().stack_size(STACK_BYTES).spawn_scoped(scope, work).is_ok())
-                .count();
+            let mut started = (0..begin).filter(|_| start()).count();
             if started == 0 {
-                work();
+                tasks.work(&each);
+            }
+            let mut watch = Watch::begin();
+            while started > 0 && started < most && !tasks.is_over_after(WATCH_PERIOD) {
+                if watch.waits_for_disk(started.min(processors)) && tasks.has_waiting() {
+                    let more = started.min(most - started);
+                    let new = (0..more).filter(|_| start()).count();
+                    if new == 0 {
+                        break;
+                    }
+                    started += new;
+                }
             }
         });
         let state = tasks.state.into_inner().unwrap_or_else(PoisonError::into_inner);
         state.error.map_or(Ok(()), Err)
+    }
+
+    fn has_waiting(&self) -> bool {
+        !self.state().tasks.is_empty()
+    }
+
+    fn is_over_after(&self, wait: Duration) -> bool {
+        let state = self.state();
+        let waited = self.over.wait_timeout_while(state, wait, |state| !state.is_over());
+        waited.unwrap_or_else(PoisonError::into_inner).0.is_over()
+    }
+}
+
+/// Compares the processor time that passes with the time on the wall.
+struct Watch {
+    wall: Instant,
+    processor: Duration,
+}
+
+impl Watch {
+    fn begin() -> Self {
+        Self { wall: Instant::now(), processor: processor_time() }
+    }
+
+    /// Whether `threads` threads have computed less than half of the time since the last question.
+    fn waits_for_disk(&mut self, threads: usize) -> bool {
+        let now = Self::begin();
+        let wall = now.wall.duration_since(self.wall);
+        let computed = now.processor.saturating_sub(self.processor);
+        *self = now;
+        computed * 2 < wall * threads as u32
+    }
+}
+
+/// Of this process, all its threads together.
+fn processor_time() -> Duration {
+    let time = clock_gettime(ClockId::ProcessCPUTime);
+    Duration::new(time.tv_sec.unsigned_abs(), time.tv_nsec.unsigned_abs() as u32)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::sync::{Arc, Barrier};
+
+    #[test]
+    fn every_task_is_done_once_and_the_first_error_ends_it() {
+        let done = AtomicUsize::new(0);
+        Tasks::<u32, ()>::run(2, 10, |depth, tasks| {
+            done.fetch_add(1, Ordering::SeqCst);
+            tasks.extend(vec![depth.saturating_sub(1); if depth == 0 { 0 } else { 2 }]);
+            Ok(())
+        })
+        .unwrap();
+        assert_eq!(done.into_inner(), (1 << 11) - 1);
+        let failed = Tasks::<u32, u32>::run(4, 3, |depth, tasks| {
+            tasks.extend(vec![depth + 1; 3]);
+            if depth == 6 { Err(depth) } else { Ok(()) }
+        });
+        assert_eq!(failed, Err(6));
+    }
+
+    #[test]
+    fn threads_that_wait_get_company() {
+        // More tasks than processors wait for each other: only added threads can end this.
+        let processors = thread::available_parallelism().map_or(2, usize::from).min(THREADS_MAX);
+        if processors == THREADS_MAX {
+            return;
+        }
+        let together = Arc::new(Barrier::new(THREADS_MAX));
+        let result = Tasks::<bool, ()>::run(0, true, |first, tasks| {
+            if first {
+                tasks.extend(vec![false; THREADS_MAX]);
+            } else {
+                together.wait();
+            }
+            Ok(())
+        });
+        assert_eq!(result, Ok(()));
     }
 }

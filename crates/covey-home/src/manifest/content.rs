@@ -35,6 +35,23 @@ pub enum Blob {
     },
 }
 
+/// A blob in its encoding.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum BlobView<'a> {
+    Inline(&'a [u8]),
+    /// The hashes.
+    Blocks(&'a [u8]),
+}
+
+impl<'a> BlobView<'a> {
+    pub(super) const fn hashes(&self) -> &'a [u8] {
+        match self {
+            Self::Inline(_) => &[],
+            Self::Blocks(hashes) => hashes,
+        }
+    }
+}
+
 impl Blob {
     /// The empty blob.
     pub const fn empty() -> Self {
@@ -65,6 +82,18 @@ impl Blob {
                 blocks.iter().for_each(|hash| out.extend_from_slice(hash.as_bytes()));
             }
         }
+    }
+
+    /// Looks at a blob in place.
+    pub(super) fn view<'a>(cursor: &mut Cursor<'a>) -> Result<BlobView<'a>, MalformedObject> {
+        let len = cursor.varint()?;
+        if len <= BLOB_INLINE_BYTES_MAX as u64 {
+            return Ok(BlobView::Inline(cursor.take(len as usize)?));
+        }
+        if len > BLOB_BYTES_MAX {
+            return Err(cursor.malformed("a blob above its limit"));
+        }
+        Ok(BlobView::Blocks(cursor.take(len.div_ceil(window_bytes(len)) as usize * 32)?))
     }
 
     pub(crate) fn decode(cursor: &mut Cursor<'_>) -> Result<Self, MalformedObject> {
@@ -248,6 +277,22 @@ impl ContentMap {
     }
 }
 
+/// The hashes of an encoded map's blocks, in place; none if it is malformed.
+pub(super) fn hashes_of_map(bytes: &[u8]) -> &[u8] {
+    let mut cursor = Cursor::new(bytes, "content map");
+    let mut skip = || -> Result<(), MalformedObject> {
+        for _ in 0..cursor.length(EXTENTS_MAX, "too many data ranges")? {
+            cursor.varint()?;
+            cursor.varint()?;
+        }
+        Ok(())
+    };
+    match skip() {
+        Ok(()) => &bytes[cursor.at()..],
+        Err(_) => &[],
+    }
+}
+
 /// Cuts data ranges at window borders and calls `each` once per window that has data.
 pub(crate) fn for_each_window<E>(
     extents: &[Extent],
@@ -290,6 +335,39 @@ fn windows_with_data(extents: &[Extent], size: u64) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::manifest::{Entry, EntryBody, EntryView, Meta, Time};
+
+    #[test]
+    fn an_entry_looked_at_in_place_names_the_same_blocks() {
+        let hash = |n: u64| BlockHash::of(&n.to_le_bytes());
+        let map = ContentMap {
+            extents: vec![Extent { start: 5, len: 10 }, Extent { start: 100 << 20, len: 1 }],
+            blocks: vec![hash(1), hash(2)],
+        };
+        let in_blocks = Blob::Blocks { len: 9 << 20, blocks: vec![hash(3), hash(4), hash(5)] };
+        let bodies = [
+            EntryBody::File(Content::Nothing { size: 70_000 }),
+            EntryBody::File(Content::Whole { size: 300, block: hash(6) }),
+            EntryBody::File(Content::Mapped { size: 1 << 40, map: Blob::Inline(map.encode()) }),
+            EntryBody::File(Content::Mapped { size: 1 << 50, map: in_blocks.clone() }),
+            EntryBody::Directory { listing: hash(7) },
+            EntryBody::Symlink { target: b"x".to_vec() },
+            EntryBody::Fifo,
+        ];
+        for (body, xattrs) in
+            bodies.iter().flat_map(|body| [(body, Blob::empty()), (body, in_blocks.clone())])
+        {
+            let mtime = Time { seconds: -3, nanoseconds: 4 };
+            let entry = Entry { meta: Meta { mode: 0o4711, mtime, xattrs }, body: body.clone() };
+            let bytes = entry.encode();
+            let view = EntryView::parse(&bytes).unwrap();
+            assert_eq!(view.blocks().collect::<Vec<_>>(), entry.blocks());
+            assert_eq!(view.xattrs().unwrap(), entry.meta.xattrs);
+            assert_eq!((view.kind, view.mode, view.mtime), (entry.kind(), 0o4711, mtime));
+            let size = if let EntryBody::File(content) = body { content.size() } else { 0 };
+            assert_eq!(view.size, size);
+        }
+    }
 
     #[test]
     fn windows_are_counted_as_they_are_cut() {

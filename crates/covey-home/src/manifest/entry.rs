@@ -2,7 +2,7 @@
 
 use covey_types::BlockHash;
 
-use super::content::{Blob, Content};
+use super::content::{Blob, BlobView, Content};
 use super::cursor::put_varint;
 use super::{Cursor, MalformedObject};
 
@@ -127,6 +127,66 @@ pub enum EntryKind {
     Symlink,
     /// Named pipe.
     Fifo,
+    /// The inode of a socket; who listened on it is not part of a home.
+    Socket,
+    /// Character device.
+    CharacterDevice,
+    /// Block device.
+    BlockDevice,
+}
+
+impl EntryKind {
+    const fn byte(self) -> u8 {
+        match self {
+            Self::File => 1,
+            Self::Directory => 2,
+            Self::Symlink => 3,
+            Self::Fifo => 4,
+            Self::Socket => 5,
+            Self::CharacterDevice => 6,
+            Self::BlockDevice => 7,
+        }
+    }
+
+    fn of_byte(byte: u8, cursor: &Cursor<'_>) -> Result<Self, MalformedObject> {
+        Ok(match byte {
+            1 => Self::File,
+            2 => Self::Directory,
+            3 => Self::Symlink,
+            4 => Self::Fifo,
+            5 => Self::Socket,
+            6 => Self::CharacterDevice,
+            7 => Self::BlockDevice,
+            _ => return Err(cursor.malformed("an unknown kind of entry")),
+        })
+    }
+}
+
+/// Number of a device node: major and minor.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct DeviceNumber {
+    /// Which driver.
+    pub major: u32,
+    /// Which of its devices.
+    pub minor: u32,
+}
+
+impl DeviceNumber {
+    /// The number of no device. A character device with it is what an overlay calls a whiteout; anybody may
+    /// create one, and opening it reaches nothing.
+    pub const NONE: Self = Self { major: 0, minor: 0 };
+
+    fn encode(self, out: &mut Vec<u8>) {
+        put_varint(out, self.major.into());
+        put_varint(out, self.minor.into());
+    }
+
+    fn decode(cursor: &mut Cursor<'_>) -> Result<Self, MalformedObject> {
+        // The kernel's own number has 12 bits for the driver and 20 for the device.
+        let major = cursor.length((1 << 12) - 1, "a device number that no kernel has")?;
+        let minor = cursor.length((1 << 20) - 1, "a device number that no kernel has")?;
+        Ok(Self { major: major as u32, minor: minor as u32 })
+    }
 }
 
 /// What an entry is.
@@ -146,6 +206,12 @@ pub enum EntryBody {
     },
     /// Named pipe.
     Fifo,
+    /// Socket.
+    Socket,
+    /// Character device.
+    CharacterDevice(DeviceNumber),
+    /// Block device.
+    BlockDevice(DeviceNumber),
 }
 
 /// Everything that is kept of a name's inode. Two names of one inode have equal entries.
@@ -165,18 +231,16 @@ impl Entry {
             EntryBody::Directory { .. } => EntryKind::Directory,
             EntryBody::Symlink { .. } => EntryKind::Symlink,
             EntryBody::Fifo => EntryKind::Fifo,
+            EntryBody::Socket => EntryKind::Socket,
+            EntryBody::CharacterDevice(_) => EntryKind::CharacterDevice,
+            EntryBody::BlockDevice(_) => EntryKind::BlockDevice,
         }
     }
 
     /// The entry's bytes without its name.
     pub fn encode(&self) -> Vec<u8> {
         let mut out = Vec::with_capacity(64);
-        out.push(match self.kind() {
-            EntryKind::File => 1,
-            EntryKind::Directory => 2,
-            EntryKind::Symlink => 3,
-            EntryKind::Fifo => 4,
-        });
+        out.push(self.kind().byte());
         self.meta.encode(&mut out);
         match &self.body {
             EntryBody::File(content) => content.encode(&mut out),
@@ -185,18 +249,19 @@ impl Entry {
                 put_varint(&mut out, target.len() as u64);
                 out.extend_from_slice(target);
             }
-            EntryBody::Fifo => {}
+            EntryBody::Fifo | EntryBody::Socket => {}
+            EntryBody::CharacterDevice(number) | EntryBody::BlockDevice(number) => number.encode(&mut out),
         }
         out
     }
 
     pub(crate) fn decode(cursor: &mut Cursor<'_>) -> Result<Self, MalformedObject> {
-        let kind = cursor.u8()?;
+        let kind = EntryKind::of_byte(cursor.u8()?, cursor)?;
         let meta = Meta::decode(cursor)?;
         let body = match kind {
-            1 => EntryBody::File(Content::decode(cursor)?),
-            2 => EntryBody::Directory { listing: cursor.hash()? },
-            3 => {
+            EntryKind::File => EntryBody::File(Content::decode(cursor)?),
+            EntryKind::Directory => EntryBody::Directory { listing: cursor.hash()? },
+            EntryKind::Symlink => {
                 let len = cursor.length(TARGET_BYTES_MAX, "a link target that is too long")?;
                 let target = cursor.take(len)?;
                 if target.is_empty() || target.contains(&0) {
@@ -204,8 +269,10 @@ impl Entry {
                 }
                 EntryBody::Symlink { target: target.to_vec() }
             }
-            4 => EntryBody::Fifo,
-            _ => return Err(cursor.malformed("an unknown kind of entry")),
+            EntryKind::Fifo => EntryBody::Fifo,
+            EntryKind::Socket => EntryBody::Socket,
+            EntryKind::CharacterDevice => EntryBody::CharacterDevice(DeviceNumber::decode(cursor)?),
+            EntryKind::BlockDevice => EntryBody::BlockDevice(DeviceNumber::decode(cursor)?),
         };
         Ok(Self { meta, body })
     }
@@ -225,10 +292,99 @@ impl Entry {
                 Blob::Blocks { blocks: of_map, .. } => blocks.extend(of_map),
             },
             EntryBody::Directory { listing } => blocks.push(*listing),
-            EntryBody::File(Content::Nothing { .. }) | EntryBody::Symlink { .. } | EntryBody::Fifo => {}
+            EntryBody::File(Content::Nothing { .. })
+            | EntryBody::Symlink { .. }
+            | EntryBody::Fifo
+            | EntryBody::Socket
+            | EntryBody::CharacterDevice(_)
+            | EntryBody::BlockDevice(_) => {}
         }
         blocks
     }
+}
+
+/// An encoded entry looked at in place, without an allocation: what a walk over an unchanged tree asks.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct EntryView<'a> {
+    pub(crate) kind: EntryKind,
+    pub(crate) mode: u16,
+    pub(crate) mtime: Time,
+    /// Of a regular file; 0 for all else.
+    pub(crate) size: u64,
+    xattrs_bytes: &'a [u8],
+    xattrs: BlobView<'a>,
+    body: BodyView<'a>,
+}
+
+#[derive(Debug, Clone, Copy)]
+enum BodyView<'a> {
+    /// No blocks.
+    Plain,
+    /// The hash of one block: a whole file, a directory's listing.
+    One(&'a [u8]),
+    /// An encoded content map.
+    Map(&'a [u8]),
+    /// Hashes of the blocks that hold a content map.
+    MapInBlocks(&'a [u8]),
+}
+
+impl<'a> EntryView<'a> {
+    /// Looks at an entry that this program has encoded; what it does not need is not checked.
+    pub(crate) fn parse(bytes: &'a [u8]) -> Result<Self, MalformedObject> {
+        let mut cursor = Cursor::new(bytes, "entry");
+        let kind = EntryKind::of_byte(cursor.u8()?, &cursor)?;
+        let mode = cursor.u16()?;
+        let mtime = Time { seconds: cursor.i64()?, nanoseconds: cursor.u32()? };
+        let start = cursor.at();
+        let xattrs = Blob::view(&mut cursor)?;
+        let xattrs_bytes = &bytes[start..cursor.at()];
+        let mut size = 0;
+        let body = match kind {
+            EntryKind::File => {
+                size = cursor.varint()?;
+                match cursor.u8()? {
+                    1 => BodyView::One(cursor.take(32)?),
+                    2 => match Blob::view(&mut cursor)? {
+                        BlobView::Inline(map) => BodyView::Map(map),
+                        BlobView::Blocks(hashes) => BodyView::MapInBlocks(hashes),
+                    },
+                    _ => BodyView::Plain,
+                }
+            }
+            EntryKind::Directory => BodyView::One(cursor.take(32)?),
+            _ => BodyView::Plain,
+        };
+        Ok(Self { kind, mode, mtime, size, xattrs_bytes, xattrs, body })
+    }
+
+    /// Whether the blocks behind it are named by blocks of their own.
+    pub(crate) const fn is_mapped_in_blocks(&self) -> bool {
+        matches!(self.body, BodyView::MapInBlocks(_))
+    }
+
+    /// The attributes.
+    pub(crate) fn xattrs(&self) -> Result<Blob, MalformedObject> {
+        Blob::decode(&mut Cursor::new(self.xattrs_bytes, "entry"))
+    }
+
+    /// Blocks that hold the attributes.
+    pub(crate) fn xattr_blocks(&self) -> impl Iterator<Item = BlockHash> + use<'a> {
+        hashes(self.xattrs.hashes())
+    }
+
+    /// The blocks that [`Entry::blocks`] names.
+    pub(crate) fn blocks(&self) -> impl Iterator<Item = BlockHash> + use<'a> {
+        let of_body = match self.body {
+            BodyView::Plain => &[],
+            BodyView::One(hashes) | BodyView::MapInBlocks(hashes) => hashes,
+            BodyView::Map(map) => super::content::hashes_of_map(map),
+        };
+        self.xattr_blocks().chain(hashes(of_body))
+    }
+}
+
+fn hashes(bytes: &[u8]) -> impl Iterator<Item = BlockHash> + use<'_> {
+    bytes.as_chunks::<32>().0.iter().map(|hash| BlockHash::from_bytes(*hash))
 }
 
 /// Checks a name: one component that cannot leave its directory.

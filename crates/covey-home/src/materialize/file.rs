@@ -1,35 +1,106 @@
 //! Creating one name that is not a directory.
 
+use std::collections::HashMap;
 use std::ffi::CStr;
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::FileExt;
 
-use rustix::fs::{AtFlags, Gid, Mode, OFlags, Uid};
+use covey_types::BlockHash;
+use rustix::fs::{AtFlags, FileType, Gid, Mode, OFlags, Uid};
 
 use super::MaterializeError;
 use super::job::Job;
 use super::meta;
-use crate::manifest::{Content, Entry, EntryBody, MalformedObject, Xattrs};
+use crate::manifest::{Content, DeviceNumber, Entry, EntryBody, Extent, MalformedObject, Meta, Xattrs};
 use crate::object::{self, ObjectError};
-use crate::sys;
+use crate::sys::{self, Stat};
 
-/// Creates the name, which does not exist. False: it is a gap now, and there is nothing under the name.
+/// A file that was under the name before, open, with the content that the stat cache proves.
+#[derive(Debug)]
+pub(super) struct Old {
+    file: File,
+    pub(super) content: Content,
+    /// Its windows, where it has several.
+    windows: HashMap<BlockHash, Vec<Extent>>,
+}
+
+impl Old {
+    /// None: it cannot be opened, or is not what it was.
+    pub(super) fn open(
+        job: &Job<'_>,
+        dir: BorrowedFd<'_>,
+        name: &CStr,
+        stat: &Stat,
+        content: Content,
+    ) -> Option<Self> {
+        let file = File::from(sys::open_file_at(dir, name).ok()?);
+        let now = sys::stat_fd(&file).ok()?;
+        if (now.device, now.inode, now.ctime, now.links) != (stat.device, stat.inode, stat.ctime, 1) {
+            return None;
+        }
+        let mut windows = HashMap::new();
+        if let Ok(Some(map)) = object::read_map(job.request.store, &content) {
+            map.for_each_window(content.size(), |block, extents| {
+                windows.insert(*block, extents.to_vec());
+                Ok::<_, std::convert::Infallible>(())
+            })
+            .ok()?;
+        }
+        Some(Self { file, content, windows })
+    }
+
+    /// A window's bytes out of the old file, if it has them at the same place; their hash is checked.
+    fn read(&self, block: &BlockHash, extents: &[Extent]) -> Option<Vec<u8>> {
+        self.windows.get(block).filter(|old| old.as_slice() == extents)?;
+        let mut bytes = vec![0; extents.iter().map(|extent| extent.len).sum::<u64>() as usize];
+        let mut filled = 0;
+        for extent in extents {
+            let end = filled + extent.len as usize;
+            self.file.read_exact_at(&mut bytes[filled..end], extent.start).ok()?;
+            filled = end;
+        }
+        (BlockHash::of(&bytes) == *block).then_some(bytes)
+    }
+}
+
+/// Gives a file whose content is right its metadata.
+pub(super) fn set_metadata(
+    job: &Job<'_>,
+    old: &Old,
+    wanted: &Meta,
+    path: &dyn Fn() -> Vec<u8>,
+) -> Result<Stat, MaterializeError> {
+    let failed = |error: io::Error| job.target(&path(), error);
+    let existing = sys::xattrs_of(&old.file).map_err(failed)?;
+    meta::apply(job, old.file.as_fd(), wanted, &existing, path)?;
+    sys::stat_fd(&old.file).map_err(failed)
+}
+
+/// Where a name is created.
+pub(super) struct Place<'a> {
+    pub(super) dir: BorrowedFd<'a>,
+    pub(super) name: &'a CStr,
+    /// What was there, already without a name.
+    pub(super) old: Option<Old>,
+}
+
+/// Creates the name, which does not exist; returns its inode as it is in the end. None: it is a gap now, or was
+/// refused, and there is nothing under the name.
 pub(super) fn create(
     job: &Job<'_>,
-    dir: BorrowedFd<'_>,
-    name: &CStr,
+    Place { dir, name, old }: Place<'_>,
     entry: &Entry,
     path: &dyn Fn() -> Vec<u8>,
-) -> Result<bool, MaterializeError> {
+) -> Result<Option<Stat>, MaterializeError> {
     let failed = |error: io::Error| match error.kind() {
         // We have just made sure that it does not exist: the file system folds names.
         io::ErrorKind::AlreadyExists => MaterializeError::NamesCollide { path: super::job::show(&path()) },
         _ => job.target(&path(), error),
     };
     match &entry.body {
-        EntryBody::Directory { .. } => Ok(false),
+        EntryBody::Directory { .. } => Ok(None),
         EntryBody::Symlink { target } => {
             let target = sys::c_name(target).map_err(failed)?;
             rustix::fs::symlinkat(target.as_c_str(), dir, name).map_err(|error| failed(error.into()))?;
@@ -39,14 +110,27 @@ pub(super) fn create(
                     .map_err(|error| failed(error.into()))?;
             }
             sys::set_mtime_at(dir, name, entry.meta.mtime).map_err(failed)?;
-            Ok(true)
+            sys::stat_at(dir, name).map(Some).map_err(failed)
         }
-        EntryBody::Fifo => {
-            rustix::fs::mknodat(dir, name, rustix::fs::FileType::Fifo, Mode::RUSR | Mode::WUSR, 0)
-                .map_err(|error| failed(error.into()))?;
+        EntryBody::Fifo | EntryBody::Socket | EntryBody::CharacterDevice(_) | EntryBody::BlockDevice(_) => {
+            let (kind, number) = node_of(&entry.body);
+            if let Some(reason) = refusal(job, number) {
+                job.warn(format!("`{}`: a device node is not created {reason}", super::job::show(&path())));
+                return Ok(None);
+            }
+            let number = rustix::fs::makedev(number.major, number.minor);
+            match rustix::fs::mknodat(dir, name, kind, Mode::RUSR | Mode::WUSR, number) {
+                Ok(()) => {}
+                Err(rustix::io::Errno::PERM) if number != 0 => {
+                    let path = super::job::show(&path());
+                    job.warn(format!("`{path}`: a device node is not created: no permission"));
+                    return Ok(None);
+                }
+                Err(error) => return Err(failed(error.into())),
+            }
             let fd = sys::open_path_at(dir, name).map_err(failed)?;
             meta::apply_to_path_fd(job, (dir, name, fd.as_fd()), &entry.meta, path)?;
-            Ok(true)
+            sys::stat_at(dir, name).map(Some).map_err(failed)
         }
         EntryBody::File(content) => {
             // The first block before the file: the usual gap then leaves nothing to clean up.
@@ -55,20 +139,22 @@ pub(super) fn create(
                     Ok(bytes) => Some(bytes),
                     Err(error) => {
                         job.gap(&path(), error)?;
-                        return Ok(false);
+                        return Ok(None);
                     }
                 },
                 Content::Nothing { .. } | Content::Mapped { .. } => None,
             };
             let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-            let file = rustix::fs::openat(dir, name, flags, Mode::RUSR | Mode::WUSR)
-                .map_err(|error| failed(error.into()))?;
+            let simple = meta::is_simple(job, &entry.meta);
+            let mode =
+                if simple { Mode::from_raw_mode(entry.meta.mode.into()) } else { Mode::RUSR | Mode::WUSR };
+            let file = rustix::fs::openat(dir, name, flags, mode).map_err(|error| failed(error.into()))?;
             let file = File::from(file);
             let written = match whole {
                 Some(bytes) => {
                     file.write_all_at(&bytes, 0).map(|()| bytes.len() as u64).map_err(WriteError::Target)
                 }
-                None => write_mapped(job, &file, content),
+                None => write_mapped(job, &file, content, old.as_ref()),
             };
             match written {
                 Ok(bytes) => job.count_written(bytes),
@@ -78,14 +164,40 @@ pub(super) fn create(
                     rustix::fs::unlinkat(dir, name, AtFlags::empty())
                         .map_err(|error| failed(error.into()))?;
                     job.gap(&path(), error)?;
-                    return Ok(false);
+                    return Ok(None);
                 }
             }
-            let inherited = sys::xattrs_of(&file).unwrap_or_default();
-            meta::apply(job, file.as_fd(), &entry.meta, &inherited, path)?;
-            Ok(true)
+            if simple {
+                sys::set_mtime(&file, entry.meta.mtime).map_err(failed)?;
+            } else {
+                // Nothing is inherited: no directory that is being filled has a default ACL.
+                meta::apply(job, file.as_fd(), &entry.meta, &Xattrs::default(), path)?;
+            }
+            sys::stat_fd(&file).map(Some).map_err(failed)
         }
     }
+}
+
+fn node_of(body: &EntryBody) -> (FileType, DeviceNumber) {
+    match body {
+        EntryBody::CharacterDevice(number) => (FileType::CharacterDevice, *number),
+        EntryBody::BlockDevice(number) => (FileType::BlockDevice, *number),
+        EntryBody::Socket => (FileType::Socket, DeviceNumber::NONE),
+        _ => (FileType::Fifo, DeviceNumber::NONE),
+    }
+}
+
+/// Why a device node is not created. It is a door into the kernel and a manifest is hostile input, so root
+/// opens it only for itself: a home that is given to somebody else never gets one (I13).
+fn refusal(job: &Job<'_>, number: DeviceNumber) -> Option<&'static str> {
+    if number == DeviceNumber::NONE {
+        return None;
+    }
+    if !rustix::process::geteuid().is_root() {
+        return Some("for an ordinary user");
+    }
+    let of_another = job.request.owner.is_some_and(|(uid, _)| uid != 0);
+    of_another.then_some("in a home that is given to another user than who restores it")
 }
 
 enum WriteError {
@@ -94,8 +206,9 @@ enum WriteError {
     Cancelled(MaterializeError),
 }
 
-fn fetch(job: &Job<'_>, block: &covey_types::BlockHash, len: u64) -> Result<Vec<u8>, ObjectError> {
+fn fetch(job: &Job<'_>, block: &BlockHash, len: u64) -> Result<Vec<u8>, ObjectError> {
     let bytes = job.request.store.get(block)?;
+    job.count_fetched(bytes.len() as u64);
     if bytes.len() as u64 != len {
         let problem = "a block has another length than its file says";
         return Err(MalformedObject { object: "entry", at: 0, problem }.into());
@@ -103,7 +216,7 @@ fn fetch(job: &Job<'_>, block: &covey_types::BlockHash, len: u64) -> Result<Vec<
     Ok(bytes)
 }
 
-fn write_mapped(job: &Job<'_>, file: &File, content: &Content) -> Result<u64, WriteError> {
+fn write_mapped(job: &Job<'_>, file: &File, content: &Content, old: Option<&Old>) -> Result<u64, WriteError> {
     let size = content.size();
     rustix::fs::ftruncate(file, size).map_err(|error| WriteError::Target(error.into()))?;
     let Some(map) = object::read_map(job.request.store, content).map_err(WriteError::Object)? else {
@@ -113,7 +226,10 @@ fn write_mapped(job: &Job<'_>, file: &File, content: &Content) -> Result<u64, Wr
     map.for_each_window(size, |block, extents| {
         job.check_cancel().map_err(WriteError::Cancelled)?;
         let len = extents.iter().map(|extent| extent.len).sum();
-        let bytes = fetch(job, block, len).map_err(WriteError::Object)?;
+        let bytes = match old.and_then(|old| old.read(block, extents)) {
+            Some(bytes) => bytes,
+            None => fetch(job, block, len).map_err(WriteError::Object)?,
+        };
         let mut rest = bytes.as_slice();
         for extent in extents {
             let (part, behind) = rest.split_at(extent.len as usize);

@@ -2,6 +2,7 @@
 
 use std::collections::{HashMap, HashSet};
 use std::io;
+use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -12,7 +13,8 @@ use super::{Gap, MaterializeError, MaterializeRequest};
 use crate::block::StoreError;
 use crate::manifest::LinkTable;
 use crate::object::ObjectError;
-use crate::stat_cache::StatCache;
+use crate::stat_cache::{CacheWriter, RecordBuilder, StatCache};
+use crate::sys;
 
 /// Warnings that a report holds; further ones are counted.
 const WARNINGS_MAX: usize = 100;
@@ -20,26 +22,34 @@ const WARNINGS_MAX: usize = 100;
 pub(super) struct Job<'a> {
     pub(super) request: &'a MaterializeRequest<'a>,
     pub(super) cache: Option<StatCache>,
+    /// Mode bits that the process's mask takes from what it creates; none if they cannot be told.
+    pub(super) umask: Option<u16>,
     pub(super) groups: Vec<Mutex<Group>>,
-    group_of: HashMap<Vec<u8>, u32>,
+    /// Linked names with their group, by directory and then by name.
+    linked: Vec<(Vec<u8>, u32)>,
+    /// Where the linked names of a directory stand in `linked`.
+    linked_dirs: HashMap<Vec<u8>, Range<u32>>,
     /// Inodes of the target that a group goes on using; no second group may.
     adopted: Mutex<HashSet<(u64, u64)>>,
-    records: Mutex<Vec<Vec<u8>>>,
+    records: Option<CacheWriter>,
     gaps: Mutex<Vec<Gap>>,
     warnings: Mutex<Vec<String>>,
     warnings_left_out: AtomicU64,
     files_written: AtomicU64,
     bytes_written: AtomicU64,
+    bytes_fetched: AtomicU64,
     removed: AtomicU64,
     changed: AtomicBool,
 }
 
 pub(super) struct Outcome {
-    pub(super) records: Vec<Vec<u8>>,
+    pub(super) cache: Option<StatCache>,
+    pub(super) records: Option<CacheWriter>,
     pub(super) gaps: Vec<Gap>,
     pub(super) warnings: Vec<String>,
     pub(super) files_written: u64,
     pub(super) bytes_written: u64,
+    pub(super) bytes_fetched: u64,
     pub(super) removed: u64,
     pub(super) changed: bool,
 }
@@ -58,24 +68,40 @@ impl<'a> Job<'a> {
         cache: Option<StatCache>,
         links: LinkTable,
     ) -> Self {
-        let mut group_of = HashMap::new();
         let mut groups = Vec::with_capacity(links.groups.len());
-        for (number, paths) in links.groups.into_iter().enumerate() {
-            groups.push(Mutex::new(Group::new(paths.len())));
-            group_of.extend(paths.into_iter().map(|path| (path, number as u32)));
+        let mut paths: Vec<(Vec<u8>, Vec<u8>, u32)> = Vec::new();
+        for (number, group) in links.groups.into_iter().enumerate() {
+            groups.push(Mutex::new(Group::new(group.len())));
+            paths.extend(group.into_iter().map(|mut path| {
+                let name_at = path.iter().rposition(|byte| *byte == b'/').map_or(0, |slash| slash + 1);
+                let name = path.split_off(name_at);
+                path.pop();
+                (path, name, number as u32)
+            }));
+        }
+        paths.sort_unstable();
+        let mut linked = Vec::with_capacity(paths.len());
+        let mut linked_dirs: HashMap<Vec<u8>, Range<u32>> = HashMap::new();
+        for (dir, name, group) in paths {
+            let at = linked.len() as u32;
+            linked_dirs.entry(dir).or_insert(at..at).end = at + 1;
+            linked.push((name, group));
         }
         Self {
             request,
             cache,
+            umask: sys::umask(),
             groups,
-            group_of,
+            linked,
+            linked_dirs,
             adopted: Mutex::default(),
-            records: Mutex::default(),
+            records: request.stat_cache.map(CacheWriter::new),
             gaps: Mutex::default(),
             warnings: Mutex::default(),
             warnings_left_out: AtomicU64::new(0),
             files_written: AtomicU64::new(0),
             bytes_written: AtomicU64::new(0),
+            bytes_fetched: AtomicU64::new(0),
             removed: AtomicU64::new(0),
             changed: AtomicBool::new(false),
         }
@@ -89,8 +115,16 @@ impl<'a> Job<'a> {
         !self.groups.is_empty()
     }
 
-    pub(super) fn group(&self, path: &[u8]) -> Option<&Mutex<Group>> {
-        self.groups.get(*self.group_of.get(path)? as usize)
+    /// Where the linked names of the directory at `path` stand.
+    pub(super) fn linked_in(&self, path: &[u8]) -> Range<u32> {
+        self.linked_dirs.get(path).cloned().unwrap_or_default()
+    }
+
+    /// The group of a name in the directory whose linked names stand at `linked`.
+    pub(super) fn group(&self, linked: &Range<u32>, name: &[u8]) -> Option<&Mutex<Group>> {
+        let names = self.linked.get(linked.start as usize..linked.end as usize)?;
+        let at = names.binary_search_by(|(linked, _)| linked.as_slice().cmp(name)).ok()?;
+        self.groups.get(names[at].1 as usize)
     }
 
     /// Claims an inode for one group.
@@ -125,9 +159,16 @@ impl<'a> Job<'a> {
         }
     }
 
-    pub(super) fn add_record(&self, record: Vec<u8>) {
-        if self.request.stat_cache.is_some() {
-            lock(&self.records).push(record);
+    /// The directory is as the stat cache has it, under this number.
+    pub(super) fn keep_record(&self, number: u32) {
+        if let Some(records) = &self.records {
+            records.keep(number);
+        }
+    }
+
+    pub(super) fn add_record(&self, record: &RecordBuilder) {
+        if let Some(records) = &self.records {
+            records.add(record);
         }
     }
 
@@ -135,6 +176,10 @@ impl<'a> Job<'a> {
         self.files_written.fetch_add(1, Ordering::Relaxed);
         self.bytes_written.fetch_add(bytes, Ordering::Relaxed);
         self.request.progress.bytes_done(bytes);
+    }
+
+    pub(super) fn count_fetched(&self, bytes: u64) {
+        self.bytes_fetched.fetch_add(bytes, Ordering::Relaxed);
     }
 
     pub(super) fn count_removed(&self) {
@@ -155,11 +200,13 @@ impl<'a> Job<'a> {
         let mut gaps = self.gaps.into_inner().unwrap_or_else(PoisonError::into_inner);
         gaps.sort_unstable_by(|a, b| a.path.cmp(&b.path));
         Outcome {
-            records: self.records.into_inner().unwrap_or_else(PoisonError::into_inner),
+            cache: self.cache,
+            records: self.records,
             gaps,
             warnings,
             files_written: self.files_written.into_inner(),
             bytes_written: self.bytes_written.into_inner(),
+            bytes_fetched: self.bytes_fetched.into_inner(),
             removed: self.removed.into_inner(),
             changed: self.changed.into_inner(),
         }

@@ -8,9 +8,16 @@ use rustix::fs::{Gid, Mode, Uid};
 
 use super::MaterializeError;
 use super::job::{Job, show};
-use crate::manifest::{Meta, Xattrs};
+use crate::manifest::{Blob, Meta, Xattrs};
 use crate::object::{self, ObjectError};
 use crate::sys;
+
+/// Whether a file that is created with this mode needs nothing more but its time: no attributes, no other owner,
+/// and a mode that the process's mask lets through.
+pub(super) fn is_simple(job: &Job<'_>, meta: &Meta) -> bool {
+    let mode_is_kept = job.umask.is_some_and(|umask| meta.mode & (umask | 0o7000) == 0);
+    mode_is_kept && job.request.owner.is_none() && meta.xattrs == Blob::empty()
+}
 
 /// Sets everything on an open file or directory. `existing`: its present attributes, where it had any.
 pub(super) fn apply(

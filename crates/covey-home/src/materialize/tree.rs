@@ -6,19 +6,20 @@
 
 use std::ffi::{CStr, CString};
 use std::io;
+use std::iter::Peekable;
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use covey_types::BlockHash;
-use rustix::fs::{AtFlags, FileType, Mode};
+use rustix::fs::{AtFlags, FileType, Mode, RenameFlags};
 
 use super::job::{Job, lock, show};
 use super::{MaterializeError, file, meta, remove};
 use crate::anchor::{self, Anchor};
-use crate::manifest::{DEPTH_MAX, Entry, EntryBody, MalformedObject, Meta};
-use crate::object::{self, Listing};
+use crate::manifest::{Blob, Cursor, DEPTH_MAX, Entry, EntryBody, MalformedObject, Meta, Xattrs};
+use crate::object;
 use crate::stat_cache::{CachedDir, CachedEntry, RecordBuilder};
 use crate::sys::{self, Names, Stat};
 use crate::work::Tasks;
@@ -29,16 +30,47 @@ const BATCH_BYTES: u64 = 1024 * 1024;
 
 /// One name of the snapshot in a directory.
 #[derive(Debug)]
-struct Item {
+enum Item {
+    /// It is right, and as the cached directory has it at this position.
+    Kept(u32),
+    Full(Box<FullItem>),
+}
+
+#[derive(Debug)]
+struct FullItem {
     name: CString,
     entry: Entry,
     encoded: Vec<u8>,
     /// What is under the name in the target.
     existing: Option<Stat>,
-    /// The target's inode already is what the snapshot says.
+    /// The target's inode already is what the snapshot says; of a directory its own metadata, not what is in it.
     keep: bool,
     /// As it is in the end, for the stat cache.
     done: Option<Stat>,
+}
+
+/// What a directory holds while it is worked on.
+#[derive(Debug, Default)]
+struct Held {
+    items: Vec<Item>,
+    /// Objects below the listing, if it is cut.
+    pieces: Vec<BlockHash>,
+    cached: Option<CachedDir>,
+}
+
+impl Held {
+    fn full(&self, number: usize) -> Option<&FullItem> {
+        match self.items.get(number)? {
+            Item::Full(item) => Some(item),
+            Item::Kept(_) => None,
+        }
+    }
+
+    fn set_done(&mut self, number: usize, stat: Option<Stat>) {
+        if let Some(Item::Full(item)) = self.items.get_mut(number) {
+            item.done = stat.or(item.existing);
+        }
+    }
 }
 
 /// One directory of the snapshot.
@@ -50,9 +82,13 @@ pub(super) struct Node {
     listing: BlockHash,
     /// None: we have just created it.
     existing: Option<Stat>,
-    cached: Option<Range<usize>>,
-    items: Mutex<Vec<Item>>,
-    pieces: Mutex<Vec<BlockHash>>,
+    /// Its number in the stat cache.
+    cached: Option<u32>,
+    /// The stat cache proves that its own metadata is right, unless something in it changes.
+    proven: bool,
+    /// Its names in the table of linked names.
+    linked: Range<u32>,
+    held: Mutex<Held>,
     pending: AtomicUsize,
     /// Its own metadata has to be set again.
     touched: AtomicBool,
@@ -93,7 +129,7 @@ pub(super) fn run(
     meta: Meta,
     listing: BlockHash,
 ) -> Result<(), MaterializeError> {
-    let root = new_node(job, Anchor::root(dir), None, meta, listing, Some(*stat));
+    let root = new_node(job, Anchor::root(dir), None, (meta, listing), (Some(*stat), false));
     Queue::run(job.request.threads, Task::Enter(Arc::new(root)), |task, queue| {
         job.check_cancel()?;
         let node = match task {
@@ -130,12 +166,12 @@ fn new_node(
     job: &Job<'_>,
     anchor: Arc<Anchor>,
     parent: Option<(Arc<Node>, usize)>,
-    meta: Meta,
-    listing: BlockHash,
-    existing: Option<Stat>,
+    (meta, listing): (Meta, BlockHash),
+    (existing, proven): (Option<Stat>, bool),
 ) -> Node {
     let cached =
         existing.zip(job.cache.as_ref()).and_then(|(stat, cache)| cache.find(stat.device, stat.inode));
+    let linked = if job.has_links() { job.linked_in(&anchor.path()) } else { 0..0 };
     Node {
         anchor,
         parent,
@@ -143,8 +179,9 @@ fn new_node(
         listing,
         existing,
         cached,
-        items: Mutex::default(),
-        pieces: Mutex::default(),
+        proven,
+        linked,
+        held: Mutex::default(),
         pending: AtomicUsize::new(1),
         touched: AtomicBool::new(false),
         flawed: AtomicBool::new(false),
@@ -182,10 +219,12 @@ fn enter(job: &Job<'_>, node: &Arc<Node>, queue: &Queue) -> Result<(), Materiali
     let names = match &node.existing {
         None => Names::default(),
         Some(_) => {
-            if file::attributes_of(dir.as_fd())
-                .0
-                .iter()
-                .any(|xattr| xattr.name == b"system.posix_acl_default")
+            let has_no_attributes = node.proven && node.meta.xattrs == Blob::empty();
+            if !has_no_attributes
+                && file::attributes_of(dir.as_fd())
+                    .0
+                    .iter()
+                    .any(|xattr| xattr.name == b"system.posix_acl_default")
             {
                 // It would be inherited by what is created here; the true one is set at the end.
                 sys::remove_xattr(&*dir, b"system.posix_acl_default").map_err(failed)?;
@@ -194,24 +233,16 @@ fn enter(job: &Job<'_>, node: &Arc<Node>, queue: &Queue) -> Result<(), Materiali
             Names::read(dir.as_fd()).map_err(failed)?
         }
     };
-    let listing = match object::read_listing(job.request.store, &node.listing) {
-        Ok(listing) => listing,
-        Err(error) => {
-            // Nothing is known of what belongs here, so what is here stays; the caller hears of the gap.
-            node.flaw();
-            return job.gap(&node.anchor.path(), error);
-        }
+    let cached = job.cache.as_ref().zip(node.cached).and_then(|(cache, number)| cache.dir(number));
+    let Some((items, pieces)) = wanted_items(job, node, dir.as_fd(), cached.as_ref(), &names)? else {
+        return Ok(());
     };
-    let cached = job.cache.as_ref().zip(node.cached.as_ref()).and_then(|(cache, range)| cache.dir(range));
-    let mut merge =
-        Merge { job, node, dir: dir.as_fd(), cached: cached.as_ref(), cached_at: 0, items: Vec::new() };
-    merge.run(&names, listing)?;
-    let items = merge.items;
     let mut tasks = Vec::new();
     let mut batch = Vec::new();
     let mut batch_bytes = 0;
     let mut directories = Vec::new();
     for (number, item) in items.iter().enumerate() {
+        let Item::Full(item) = item else { continue };
         match &item.entry.body {
             EntryBody::Directory { listing } => directories.push((number, *listing)),
             body => {
@@ -230,7 +261,7 @@ fn enter(job: &Job<'_>, node: &Arc<Node>, queue: &Queue) -> Result<(), Materiali
         tasks.push(Task::Place(Arc::clone(node), batch));
     }
     for (number, listing) in directories {
-        let item = &items[number];
+        let Some(Item::Full(item)) = items.get(number) else { continue };
         let child = Anchor::child(&node.anchor, item.name.clone());
         if child.depth() > DEPTH_MAX {
             return Err(MaterializeError::Limit {
@@ -248,13 +279,45 @@ fn enter(job: &Job<'_>, node: &Arc<Node>, queue: &Queue) -> Result<(), Materiali
             }
         }
         let parent = Some((Arc::clone(node), number));
-        let child = new_node(job, child, parent, item.entry.meta.clone(), listing, item.existing);
+        let wanted = (item.entry.meta.clone(), listing);
+        let child = new_node(job, child, parent, wanted, (item.existing, item.keep));
         tasks.push(Task::Enter(Arc::new(child)));
     }
-    *lock(&node.items) = items;
+    *lock(&node.held) = Held { items, pieces, cached };
     node.pending.fetch_add(tasks.len(), Ordering::SeqCst);
     queue.extend(tasks);
     Ok(())
+}
+
+/// The directory's names as they should be, and the objects below its listing.
+type Wanted = (Vec<Item>, Vec<BlockHash>);
+
+/// None: nothing is known of the directory.
+fn wanted_items(
+    job: &Job<'_>,
+    node: &Arc<Node>,
+    dir: BorrowedFd<'_>,
+    cached: Option<&CachedDir>,
+    names: &Names,
+) -> Result<Option<Wanted>, MaterializeError> {
+    let mut merge = Merge::new(job, node, dir, cached, names);
+    // What the cache knows of this directory is what the snapshot says of it: the store is not asked.
+    if let Some(cached) = cached.filter(|cached| cached.listing == node.listing) {
+        merge.with_cached(cached)?;
+        return Ok(Some((merge.items, Vec::new())));
+    }
+    match object::read_listing(job.request.store, &node.listing) {
+        Ok(listing) => {
+            merge.with_listing(listing.entries)?;
+            Ok(Some((merge.items, listing.pieces)))
+        }
+        Err(error) => {
+            // Nothing is known of what belongs here, so what is here stays; the caller hears of the gap.
+            node.flaw();
+            job.gap(&node.anchor.path(), error)?;
+            Ok(None)
+        }
+    }
 }
 
 /// Lays the names that are there beside the names that should be.
@@ -262,37 +325,147 @@ struct Merge<'a> {
     job: &'a Job<'a>,
     node: &'a Arc<Node>,
     dir: BorrowedFd<'a>,
-    cached: Option<&'a CachedDir<'a>>,
+    cached: Option<&'a CachedDir>,
+    /// Where the last name stood in the cached directory.
     cached_at: usize,
+    there: Peekable<Box<dyn Iterator<Item = &'a CStr> + 'a>>,
+    /// The directory's path, where the excludes ask for it.
+    path: Vec<u8>,
     items: Vec<Item>,
+    /// Directories that should not be there; one of them may be a wanted one under its former name.
+    extra_dirs: Vec<(CString, Stat)>,
 }
 
-impl Merge<'_> {
-    fn run(&mut self, names: &Names, listing: Listing) -> Result<(), MaterializeError> {
-        *lock(&self.node.pieces) = listing.pieces;
-        let path = if self.job.request.excludes.needs_path() { self.node.anchor.path() } else { Vec::new() };
-        self.items.reserve(listing.entries.len());
-        let mut there = names.iter().peekable();
-        for (name, entry) in listing.entries {
-            while let Some(extra) = there.next_if(|there| there.to_bytes() < name.as_slice()) {
-                self.extra(&path, extra)?;
-            }
-            let c_name = sys::c_name(&name).map_err(|error| self.failed(&name, error))?;
-            let existing = match there.next_if(|there| there.to_bytes() == name) {
-                None => None,
-                Some(_) => self.stat(&c_name)?,
-            };
-            if let Some(stat) = &existing
-                && self.job.request.excludes.excludes(&path, &name, stat.file_type == FileType::Directory)
-            {
-                self.node.excluded_names.fetch_add(1, Ordering::SeqCst);
-                self.node.flaw();
+impl<'a> Merge<'a> {
+    fn new(
+        job: &'a Job<'a>,
+        node: &'a Arc<Node>,
+        dir: BorrowedFd<'a>,
+        cached: Option<&'a CachedDir>,
+        names: &'a Names,
+    ) -> Self {
+        let path = if job.request.excludes.needs_path() { node.anchor.path() } else { Vec::new() };
+        let there: Box<dyn Iterator<Item = &'a CStr> + 'a> = Box::new(names.iter());
+        Self {
+            job,
+            node,
+            dir,
+            cached,
+            cached_at: 0,
+            there: there.peekable(),
+            path,
+            items: Vec::new(),
+            extra_dirs: Vec::new(),
+        }
+    }
+
+    /// The wanted names are those of the cached directory.
+    fn with_cached(&mut self, cached: &CachedDir) -> Result<(), MaterializeError> {
+        self.items.reserve(cached.len());
+        for position in 0..cached.len() {
+            let Some(wanted) = cached.entry(position) else { break };
+            let (existing, excluded) = self.advance(wanted.name)?;
+            if excluded {
                 continue;
             }
-            let item = self.item(c_name, entry, existing)?;
-            self.items.push(item);
+            self.cached_at = position;
+            let proven = existing.is_some_and(|stat| {
+                self.owner_is_right(&stat) && wanted.unchanged(cached.device, &stat).is_some()
+            });
+            let is_dir = existing.is_some_and(|stat| stat.file_type == FileType::Directory);
+            if let Some(stat) = existing.filter(|stat| proven && !is_dir && stat.links == 1)
+                && self.job.group(&self.node.linked, wanted.name).is_none()
+            {
+                debug_assert_eq!(stat.inode, wanted.inode, "it was compared");
+                self.items.push(Item::Kept(position as u32));
+                self.job.request.progress.files_done(1);
+                continue;
+            }
+            let mut cursor = Cursor::new(wanted.entry, "cached entry");
+            let entry = Entry::decode(&mut cursor)
+                .map_err(|error| self.failed(wanted.name, io::Error::other(error)))?;
+            self.add(wanted.name, entry, wanted.entry.to_vec(), existing)?;
         }
-        there.try_for_each(|extra| self.extra(&path, extra))
+        self.rest()
+    }
+
+    /// The wanted names come from the store.
+    fn with_listing(&mut self, wanted: Vec<(Vec<u8>, Entry)>) -> Result<(), MaterializeError> {
+        self.items.reserve(wanted.len());
+        for (name, entry) in wanted {
+            let (existing, excluded) = self.advance(&name)?;
+            if !excluded {
+                let encoded = entry.encode();
+                self.add(&name, entry, encoded, existing)?;
+            }
+        }
+        self.rest()
+    }
+
+    /// Removes the names before `name` that are there and should not be. Returns what is under the name, and
+    /// whether it is excluded.
+    fn advance(&mut self, name: &[u8]) -> Result<(Option<Stat>, bool), MaterializeError> {
+        while let Some(extra) = self.there.next_if(|there| there.to_bytes() < name) {
+            self.extra(extra)?;
+        }
+        let existing = match self.there.next_if(|there| there.to_bytes() == name) {
+            None => None,
+            Some(there) => self.stat(there)?,
+        };
+        let excluded = existing.is_some_and(|stat| self.excludes(name, &stat));
+        if excluded {
+            self.node.excluded_names.fetch_add(1, Ordering::SeqCst);
+            self.node.flaw();
+        }
+        Ok((existing, excluded))
+    }
+
+    fn rest(&mut self) -> Result<(), MaterializeError> {
+        while let Some(extra) = self.there.next() {
+            self.extra(extra)?;
+        }
+        let extra_dirs = std::mem::take(&mut self.extra_dirs);
+        for (name, stat) in extra_dirs {
+            if !self.take_renamed(&name, &stat) {
+                self.remove(&name, &stat)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// A directory that is not there may be one that should not be, renamed: what is in it is then put right
+    /// instead of fetched. Nothing is taken on trust; it is entered like any directory that was there.
+    fn take_renamed(&mut self, name: &CStr, stat: &Stat) -> bool {
+        let is_missing = |item: &FullItem, listing: &BlockHash| {
+            let wanted =
+                matches!(&item.entry.body, EntryBody::Directory { listing: wanted } if wanted == listing);
+            wanted && item.existing.is_none()
+        };
+        let cache = self.job.cache.as_ref();
+        let known = cache.and_then(|cache| cache.dir(cache.find(stat.device, stat.inode)?));
+        let Some(known) = known else { return false };
+        let missing = self.items.iter_mut().find_map(|item| match item {
+            Item::Full(item) if is_missing(item, &known.listing) => Some(item),
+            _ => None,
+        });
+        let Some(item) = missing else { return false };
+        let new_name = item.name.as_c_str();
+        let renamed =
+            rustix::fs::renameat_with(self.dir, name, self.dir, new_name, RenameFlags::NOREPLACE).is_ok();
+        if renamed {
+            self.node.touch(self.job);
+            item.existing = sys::stat_at(self.dir, &item.name).ok();
+        }
+        renamed
+    }
+
+    fn excludes(&self, name: &[u8], stat: &Stat) -> bool {
+        let is_dir = stat.file_type == FileType::Directory;
+        self.job.request.excludes.excludes(&self.path, name, is_dir)
+    }
+
+    fn owner_is_right(&self, stat: &Stat) -> bool {
+        self.job.request.owner.is_none_or(|owner| owner == (stat.uid, stat.gid))
     }
 
     fn failed(&self, name: &[u8], error: io::Error) -> MaterializeError {
@@ -308,11 +481,14 @@ impl Merge<'_> {
     }
 
     /// A name that the snapshot does not have.
-    fn extra(&self, path: &[u8], name: &CStr) -> Result<(), MaterializeError> {
+    fn extra(&mut self, name: &CStr) -> Result<(), MaterializeError> {
         let Some(stat) = self.stat(name)? else { return Ok(()) };
-        let bytes = name.to_bytes();
-        if self.job.request.excludes.excludes(path, bytes, stat.file_type == FileType::Directory) {
+        if self.excludes(name.to_bytes(), &stat) {
             self.node.excluded_names.fetch_add(1, Ordering::SeqCst);
+            return Ok(());
+        }
+        if stat.file_type == FileType::Directory {
+            self.extra_dirs.push((name.to_owned(), stat));
             return Ok(());
         }
         self.remove(name, &stat)
@@ -325,13 +501,14 @@ impl Merge<'_> {
         Ok(())
     }
 
-    fn item(
+    fn add(
         &mut self,
-        name: CString,
+        name: &[u8],
         entry: Entry,
+        encoded: Vec<u8>,
         existing: Option<Stat>,
-    ) -> Result<Item, MaterializeError> {
-        let encoded = entry.encode();
+    ) -> Result<(), MaterializeError> {
+        let name = sys::c_name(name).map_err(|error| self.failed(name, error))?;
         let is_dir = |stat: &Stat| stat.file_type == FileType::Directory;
         let wants_dir = matches!(entry.body, EntryBody::Directory { .. });
         let existing = match existing {
@@ -341,48 +518,48 @@ impl Merge<'_> {
             }
             other => other,
         };
-        let keep = !wants_dir && existing.is_some_and(|stat| self.is_right(&name, &encoded, &stat));
-        Ok(Item { name, entry, encoded, existing, keep, done: None })
+        let keep = existing.is_some_and(|stat| self.is_right(&name, &encoded, &stat));
+        self.items.push(Item::Full(Box::new(FullItem { name, entry, encoded, existing, keep, done: None })));
+        Ok(())
     }
 
     /// Whether the stat cache proves that the inode is what the snapshot says.
     fn is_right(&mut self, name: &CStr, encoded: &[u8], stat: &Stat) -> bool {
-        let owner_is_right = self.job.request.owner.is_none_or(|owner| owner == (stat.uid, stat.gid));
-        let Some(dir) = self.cached.filter(|_| owner_is_right) else { return false };
-        while let Some(cached) = dir.entries.get(self.cached_at) {
-            match cached.name.cmp(name.to_bytes()) {
-                std::cmp::Ordering::Less => self.cached_at += 1,
-                std::cmp::Ordering::Greater => return false,
-                std::cmp::Ordering::Equal => {
-                    return cached.entry == encoded && cached.matches(dir.device, stat);
-                }
-            }
-        }
-        false
+        let Some(dir) = self.cached.filter(|_| self.owner_is_right(stat)) else { return false };
+        let Some(position) = dir.position(name.to_bytes(), &mut self.cached_at) else { return false };
+        dir.entry(position as usize)
+            .is_some_and(|cached| cached.entry == encoded && cached.unchanged(dir.device, stat).is_some())
     }
 }
 
 /// Puts one name that is not a directory in place.
 fn place(job: &Job<'_>, node: &Arc<Node>, number: usize) -> Result<(), MaterializeError> {
     let (name, entry, existing, keep) = {
-        let items = lock(&node.items);
-        let item = &items[number];
-        if item.keep && !job.has_links() && item.existing.is_some_and(|stat| stat.links == 1) {
-            drop(items);
-            return placed(job, node, number, None);
+        let held = lock(&node.held);
+        let Some(item) = held.full(number) else { return Ok(()) };
+        let linked = job.group(&node.linked, item.name.to_bytes()).is_some();
+        if item.keep && !linked && item.existing.is_some_and(|stat| stat.links == 1) {
+            drop(held);
+            placed(job, node, number, None);
+            return Ok(());
         }
         (item.name.clone(), item.entry.clone(), item.existing, item.keep)
     };
-    let path = node.path_of(&name);
-    if let Some(group) = job.group(&path) {
-        return place_linked(job, node, number, &path, group);
+    if let Some(group) = job.group(&node.linked, name.to_bytes()) {
+        return place_linked(job, node, number, group);
     }
-    if keep && existing.is_some_and(|stat| stat.links == 1) {
-        return placed(job, node, number, None);
+    debug_assert!(!keep || existing.is_some_and(|stat| stat.links != 1), "it would have been kept");
+    let old = existing.filter(|stat| stat.links == 1).and_then(|stat| old_content(job, node, &name, &stat));
+    if let (Some(old), EntryBody::File(content)) = (&old, &entry.body)
+        && old.content == *content
+    {
+        job.mark_changed();
+        let stat = file::set_metadata(job, old, &entry.meta, &|| node.path_of(&name))?;
+        placed(job, node, number, Some(stat));
+        return Ok(());
     }
-    if create_anew(job, node, &name, &entry, existing.is_some())? {
-        let stat = stat_of(job, node, &name)?;
-        placed(job, node, number, Some(stat))?;
+    if let Some(stat) = create_anew(job, node, &name, &entry, existing.is_some(), old)? {
+        placed(job, node, number, Some(stat));
     }
     Ok(())
 }
@@ -393,27 +570,43 @@ fn stat_of(job: &Job<'_>, node: &Node, name: &CStr) -> Result<Stat, MaterializeE
 }
 
 /// Notes the inode under the name; none: the one that was there.
-fn placed(job: &Job<'_>, node: &Node, number: usize, stat: Option<Stat>) -> Result<(), MaterializeError> {
-    let mut items = lock(&node.items);
-    let item = &mut items[number];
-    item.done = stat.or(item.existing);
+fn placed(job: &Job<'_>, node: &Node, number: usize, stat: Option<Stat>) {
+    lock(&node.held).set_done(number, stat);
     job.request.progress.files_done(1);
-    Ok(())
 }
 
-/// Unlinks what is there and creates the name; false: it is a gap.
+/// What a regular file that is there contains, if the stat cache proves it.
+fn old_content(job: &Job<'_>, node: &Node, name: &CStr, stat: &Stat) -> Option<file::Old> {
+    let content = {
+        let held = lock(&node.held);
+        let cached = held.cached.as_ref()?;
+        // Names that are put in place one by one are few, so looking from the front is not too much.
+        let known = cached.entry(cached.position(name.to_bytes(), &mut 0)? as usize)?;
+        known.unchanged(cached.device, stat)?;
+        match Entry::decode(&mut Cursor::new(known.entry, "cached entry")).ok()?.body {
+            EntryBody::File(content) => content,
+            _ => return None,
+        }
+    };
+    let dir = node.anchor.open().ok()?;
+    file::Old::open(job, dir.as_fd(), name, stat, content)
+}
+
+/// Unlinks what is there and creates the name; none: it is a gap.
 fn create_anew(
     job: &Job<'_>,
     node: &Node,
     name: &CStr,
     entry: &Entry,
     exists: bool,
-) -> Result<bool, MaterializeError> {
+    old: Option<file::Old>,
+) -> Result<Option<Stat>, MaterializeError> {
     let dir = node.anchor.open().map_err(|error| job.target(&node.anchor.path(), error))?;
     unlink_existing(job, node, dir.as_fd(), name, exists)?;
     node.touch(job);
-    let created = file::create(job, dir.as_fd(), name, entry, &|| node.path_of(name))?;
-    if !created {
+    let place = file::Place { dir: dir.as_fd(), name, old };
+    let created = file::create(job, place, entry, &|| node.path_of(name))?;
+    if created.is_none() {
         node.flaw();
     }
     Ok(created)
@@ -441,12 +634,11 @@ fn place_linked(
     job: &Job<'_>,
     node: &Arc<Node>,
     number: usize,
-    path: &[u8],
     group: &Mutex<Group>,
 ) -> Result<(), MaterializeError> {
     let (name, entry, encoded, existing, keep) = {
-        let items = lock(&node.items);
-        let item = &items[number];
+        let held = lock(&node.held);
+        let Some(item) = held.full(number) else { return Ok(()) };
         (item.name.clone(), item.entry.clone(), item.encoded.clone(), item.existing, item.keep)
     };
     node.has_links.store(true, Ordering::SeqCst);
@@ -456,7 +648,7 @@ fn place_linked(
     if group.encoded.get_or_insert_with(|| encoded.clone()) != &encoded {
         node.flaw();
         let problem = "two names of one inode differ";
-        job.gap(path, MalformedObject { object: "link table", at: 0, problem }.into())?;
+        job.gap(&node.path_of(&name), MalformedObject { object: "link table", at: 0, problem }.into())?;
     } else if let Some((first, first_name)) = group.first.clone() {
         if existing.map(|stat| (stat.device, stat.inode)) != group.inode {
             link(job, node, &name, existing.is_some(), &first, &first_name)?;
@@ -467,8 +659,7 @@ fn place_linked(
         if let Some(stat) = adopted {
             group.inode = Some((stat.device, stat.inode));
             group.first = Some((Arc::clone(node), name));
-        } else if create_anew(job, node, &name, &entry, existing.is_some())? {
-            let stat = stat_of(job, node, &name)?;
+        } else if let Some(stat) = create_anew(job, node, &name, &entry, existing.is_some(), None)? {
             group.inode = Some((stat.device, stat.inode));
             group.first = Some((Arc::clone(node), name));
         }
@@ -482,7 +673,7 @@ fn place_linked(
     if let Some((first, first_name)) = first {
         let stat = stat_of(job, &first, &first_name)?;
         for (member, number) in &members {
-            placed(job, member, *number, Some(stat))?;
+            placed(job, member, *number, Some(stat));
         }
     }
     for (member, _) in members {
@@ -520,11 +711,9 @@ fn complete(job: &Job<'_>, mut node: Arc<Node>) -> Result<(), MaterializeError> 
         let stat = finish_dir(job, &node)?;
         add_record(job, &node, &stat);
         node.anchor.close();
-        lock(&node.items).clear();
+        *lock(&node.held) = Held::default();
         let Some((parent, number)) = node.parent.clone() else { return Ok(()) };
-        if let Some(item) = lock(&parent.items).get_mut(number) {
-            item.done = Some(stat);
-        }
+        lock(&parent.held).set_done(number, Some(stat));
         node = parent;
     }
 }
@@ -532,15 +721,23 @@ fn complete(job: &Job<'_>, mut node: Arc<Node>) -> Result<(), MaterializeError> 
 fn finish_dir(job: &Job<'_>, node: &Node) -> Result<Stat, MaterializeError> {
     let path = || node.anchor.path();
     let failed = |error: io::Error| job.target(&path(), error);
-    let dir = node.anchor.open().map_err(failed)?;
     let touched = node.touched.load(Ordering::SeqCst);
+    if let Some(existing) = node.existing.filter(|_| node.proven && !touched) {
+        return Ok(existing);
+    }
+    let dir = node.anchor.open().map_err(failed)?;
     if touched && !node.flawed.load(Ordering::SeqCst) {
         // Count what is there: a file system that folds or rewrites names shows itself here at the latest.
-        let there = Names::read(dir.as_fd()).map_err(failed)?.len();
-        let expected = lock(&node.items).len() + node.excluded_names.load(Ordering::SeqCst);
+        let there = sys::count_names(dir.as_fd()).map_err(failed)?;
+        let expected = lock(&node.held).items.len() + node.excluded_names.load(Ordering::SeqCst);
         if there != expected {
             return Err(MaterializeError::NamesCollide { path: show(&path()) });
         }
+    }
+    if node.existing.is_none() {
+        // Ours from the beginning: it has no attributes, and nothing is right yet.
+        meta::apply(job, dir.as_fd(), &node.meta, &Xattrs::default(), &path)?;
+        return sys::stat_fd(dir.as_fd()).map_err(failed);
     }
     let before = sys::stat_fd(dir.as_fd()).map_err(failed)?;
     let existing = sys::xattrs_of(&*dir).map_err(failed)?;
@@ -562,24 +759,48 @@ fn add_record(job: &Job<'_>, node: &Node, stat: &Stat) {
     if node.flawed.load(Ordering::SeqCst) {
         return;
     }
-    let items = lock(&node.items);
-    let pieces = node.pieces.lock().unwrap_or_else(PoisonError::into_inner);
-    let mut record = RecordBuilder::new(stat.device, stat.inode, node.listing, &pieces, items.len());
-    for item in items.iter() {
-        // Without a stat it is a flaw, and we are not here.
-        let Some(done) = item.done else { return };
-        record.push(&CachedEntry {
-            name: item.name.to_bytes(),
-            inode: done.inode,
-            ctime: done.ctime,
-            size: match &item.entry.body {
-                EntryBody::File(content) => content.size(),
-                EntryBody::Directory { .. } => 0,
-                EntryBody::Symlink { .. } | EntryBody::Fifo => done.size,
-            },
-            dirty: false,
-            entry: &item.encoded,
-        });
+    let held = lock(&node.held);
+    let cached = held.cached.as_ref();
+    if let Some((cached, number)) =
+        cached.zip(node.cached).filter(|(cached, _)| cached.listing == node.listing)
+        && held.items.len() == cached.len()
+        && held.items.iter().enumerate().all(|(at, item)| is_as_cached(item, cached, at))
+    {
+        job.keep_record(number);
+        return;
     }
-    job.add_record(record.finish());
+    let pieces = match cached.filter(|cached| cached.listing == node.listing) {
+        Some(cached) => &cached.pieces,
+        None => &held.pieces,
+    };
+    let inode = (stat.device, stat.inode);
+    let mut record = RecordBuilder::new(inode, node.listing, pieces, held.items.len());
+    for item in &held.items {
+        let entry = match item {
+            Item::Kept(position) => cached.and_then(|cached| cached.entry(*position as usize)),
+            Item::Full(item) => item.done.map(|done| CachedEntry {
+                name: item.name.to_bytes(),
+                inode: done.inode,
+                ctime: done.ctime,
+                dirty: false,
+                entry: &item.encoded,
+            }),
+        };
+        // Without a stat it is a flaw, and we are not here.
+        let Some(entry) = entry else { return };
+        record.push(&entry);
+    }
+    job.add_record(&record);
+}
+
+fn is_as_cached(item: &Item, cached: &CachedDir, at: usize) -> bool {
+    match item {
+        Item::Kept(position) => *position as usize == at,
+        Item::Full(item) => cached.entry(at).zip(item.done).is_some_and(|(cached, done)| {
+            cached.name == item.name.to_bytes()
+                && !cached.dirty
+                && (cached.inode, cached.ctime) == (done.inode, done.ctime)
+                && cached.entry == item.encoded
+        }),
+    }
 }

@@ -97,11 +97,12 @@ fn read_content(job: &Job<'_>, file: &File, size: u64) -> Result<Option<Content>
     let mut bytes_read = 0;
     let dense = extents.len() == 1 && extents[0] == Extent { start: 0, len: size };
     let mut blocks = Vec::new();
-    let mut buffer = Vec::new();
+    let largest = size.min(window_bytes(size)) as usize;
+    let mut buffer = job.buffers.take(largest);
     let cut = for_each_window(&extents, size, |parts| {
         job.check_cancel().map_err(ReadError::Secure)?;
         let len = parts.iter().map(|part| part.len).sum::<u64>() as usize;
-        buffer.resize(len, 0);
+        let buffer = buffer.first_bytes(len);
         let mut filled = 0;
         for part in parts {
             let part_len = part.len as usize;
@@ -109,7 +110,7 @@ fn read_content(job: &Job<'_>, file: &File, size: u64) -> Result<Option<Content>
             filled += part_len;
         }
         bytes_read += len as u64;
-        blocks.push(job.put(&buffer).map_err(|error| ReadError::Secure(error.into()))?);
+        blocks.push(job.put(buffer).map_err(|error| ReadError::Secure(error.into()))?);
         Ok(())
     });
     job.count_read(bytes_read);

@@ -1,19 +1,25 @@
 //! What the threads of one secure share.
 
 use std::collections::{HashMap, HashSet};
-use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use covey_types::BlockHash;
 
+use super::buffer::Buffers;
 use super::{SecureError, SecureRequest};
 use crate::block::{Block, StoreError, Upload};
 use crate::manifest::{Blob, LinkGroup, Time, window_bytes};
-use crate::stat_cache::StatCache;
+use crate::stat_cache::{CacheWriter, RecordBuilder, StatCache};
 
 /// Paths of one kind that a report names; the count goes on.
 const REPORTED_MAX: usize = 100;
+/// Blocks that one question to the store names: 2 MiB of hashes, few enough for one message and many enough that
+/// a home of 200,000 files is four questions to a store that is far away.
+const HASHES_PER_QUESTION: usize = 65_536;
+/// Lost blocks that are told apart. A store that has lost more than this has most likely lost everything, and
+/// reading everything is as cheap.
+const LOST_MAX: usize = 262_144;
 
 /// What is known of an inode with several names. All of them get this one entry, so that a file that is
 /// written meanwhile cannot become two.
@@ -32,11 +38,14 @@ pub(super) struct LinkedInode {
     paths: Mutex<Vec<Vec<u8>>>,
 }
 
-/// A directory's record in the next stat cache.
-#[derive(Debug)]
-pub(super) enum Record {
-    Kept(Range<usize>),
-    New(Vec<u8>),
+/// Blocks that a stat cache speaks of and the store lacks: garbage collection took them, or they are damaged.
+#[derive(Debug, Default)]
+pub(super) enum Lost {
+    /// Not asked yet: the walk takes the store to be whole and asks as it goes.
+    #[default]
+    Unknown,
+    /// These; whatever needs them is read again.
+    Known(HashSet<BlockHash>),
 }
 
 #[derive(Debug, Default, Clone, Copy)]
@@ -57,11 +66,13 @@ struct Notes {
 
 pub(super) struct Job<'a> {
     pub(super) request: &'a SecureRequest<'a>,
-    pub(super) cache: Option<StatCache>,
-    pub(super) missing: HashSet<BlockHash>,
+    pub(super) cache: Option<&'a StatCache>,
+    lost: &'a Lost,
+    asked: Mutex<Asked>,
     upload: &'a dyn Upload,
+    pub(super) buffers: Buffers,
     linked: Mutex<HashMap<(u64, u64), Arc<LinkedInode>>>,
-    records: Mutex<Vec<Record>>,
+    records: Option<CacheWriter>,
     files: AtomicU64,
     bytes: AtomicU64,
     files_read: AtomicU64,
@@ -70,24 +81,19 @@ pub(super) struct Job<'a> {
     notes: Mutex<Notes>,
 }
 
+#[derive(Debug, Default)]
+struct Asked {
+    next: Vec<BlockHash>,
+    lost: HashSet<BlockHash>,
+}
+
 /// What is left when the threads are done.
 pub(super) struct Outcome {
-    cache: Option<StatCache>,
-    records: Vec<Record>,
-    pub(super) cache_changed: bool,
+    pub(super) records: Option<CacheWriter>,
     pub(super) partial: bool,
     pub(super) skipped: u64,
     pub(super) skipped_paths: Vec<String>,
     pub(super) warnings: Vec<String>,
-}
-
-impl Outcome {
-    pub(super) fn records(&self) -> impl ExactSizeIterator<Item = &[u8]> {
-        self.records.iter().map(|record| match record {
-            Record::New(bytes) => bytes.as_slice(),
-            Record::Kept(range) => self.cache.as_ref().map_or(&[][..], |cache| cache.record(range)),
-        })
-    }
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -97,18 +103,20 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 impl<'a> Job<'a> {
     pub(super) fn new(
         request: &'a SecureRequest<'a>,
-        cache: Option<StatCache>,
-        missing: HashSet<BlockHash>,
+        cache: Option<&'a StatCache>,
+        lost: &'a Lost,
         upload: &'a dyn Upload,
         warnings: Vec<String>,
     ) -> Self {
         Self {
             request,
             cache,
-            missing,
+            lost,
+            asked: Mutex::default(),
             upload,
+            buffers: Buffers::new(),
             linked: Mutex::default(),
-            records: Mutex::default(),
+            records: request.stat_cache.map(CacheWriter::new),
             files: AtomicU64::new(0),
             bytes: AtomicU64::new(0),
             files_read: AtomicU64::new(0),
@@ -163,10 +171,71 @@ impl<'a> Job<'a> {
         }
     }
 
-    pub(super) fn add_record(&self, record: Record) {
-        if self.request.stat_cache.is_some() {
-            lock(&self.records).push(record);
+    /// The directory is as the cache has it, under this number.
+    pub(super) fn keep_record(&self, number: u32) {
+        if let Some(records) = &self.records {
+            records.keep(number);
         }
+    }
+
+    pub(super) fn add_record(&self, record: &RecordBuilder) {
+        if let Some(records) = &self.records {
+            records.add(record);
+        }
+    }
+
+    /// Whether the store is known to lack the block.
+    pub(super) fn is_lost(&self, block: &BlockHash) -> bool {
+        matches!(self.lost, Lost::Known(lost) if lost.contains(block))
+    }
+
+    /// Whether any block is known to be lost.
+    pub(super) fn has_losses(&self) -> bool {
+        matches!(self.lost, Lost::Known(lost) if !lost.is_empty())
+    }
+
+    /// Whether the store has to be asked for blocks that are not read again.
+    pub(super) const fn asks(&self) -> bool {
+        matches!(self.lost, Lost::Unknown)
+    }
+
+    /// Asks the store whether it has these, together with others.
+    pub(super) fn ask(&self, blocks: &[BlockHash]) -> Result<(), StoreError> {
+        let question = {
+            let mut asked = lock(&self.asked);
+            asked.next.extend_from_slice(blocks);
+            if asked.next.len() < HASHES_PER_QUESTION {
+                return Ok(());
+            }
+            std::mem::take(&mut asked.next)
+        };
+        self.put_question(&question)
+    }
+
+    fn put_question(&self, question: &[BlockHash]) -> Result<(), StoreError> {
+        for part in question.chunks(HASHES_PER_QUESTION) {
+            let missing = self.request.store.missing(part)?;
+            let mut asked = lock(&self.asked);
+            if asked.lost.len() <= LOST_MAX {
+                asked.lost.extend(missing);
+            }
+        }
+        Ok(())
+    }
+
+    /// Asks what is left to ask; returns what the store lacks, or nothing at all if that is too much to tell
+    /// apart.
+    pub(super) fn take_lost(&self) -> Result<Option<HashSet<BlockHash>>, StoreError> {
+        let rest = std::mem::take(&mut lock(&self.asked).next);
+        self.put_question(&rest)?;
+        let lost = std::mem::take(&mut lock(&self.asked).lost);
+        Ok((lost.len() <= LOST_MAX).then_some(lost))
+    }
+
+    /// Counts what an earlier walk of the same secure has read.
+    pub(super) fn add_reads(&self, earlier: Counts) {
+        self.files_read.fetch_add(earlier.files_read, Ordering::Relaxed);
+        self.bytes_read.fetch_add(earlier.bytes_read, Ordering::Relaxed);
     }
 
     pub(super) fn warn(&self, warning: String) {
@@ -197,17 +266,12 @@ impl<'a> Job<'a> {
     }
 
     pub(super) fn into_outcome(self) -> Outcome {
-        let records = self.records.into_inner().unwrap_or_else(PoisonError::into_inner);
-        let all_kept = records.iter().all(|record| matches!(record, Record::Kept(_)));
-        let known = self.cache.as_ref().map_or(0, StatCache::len);
         let mut notes = self.notes.into_inner().unwrap_or_else(PoisonError::into_inner);
         if notes.warnings_left_out > 0 {
             notes.warnings.push(format!("{} more warnings", notes.warnings_left_out));
         }
         Outcome {
-            cache_changed: !all_kept || records.len() != known,
-            cache: self.cache,
-            records,
+            records: self.records,
             partial: self.partial.into_inner(),
             skipped: notes.skipped,
             skipped_paths: notes.skipped_paths,

@@ -6,7 +6,6 @@
 
 use std::ffi::{CStr, CString};
 use std::io;
-use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -16,9 +15,9 @@ use rustix::fs::FileType;
 
 use super::SecureError;
 use super::file::{self, OpenFile, Opened};
-use super::job::{Job, LinkedEntry, Record, show};
+use super::job::{Job, LinkedEntry, show};
 use crate::anchor::{self, Anchor};
-use crate::manifest::{DEPTH_MAX, Entry, EntryBody, ListingBuilder, Meta, Time};
+use crate::manifest::{Blob, DEPTH_MAX, Entry, EntryBody, EntryView, ListingBuilder, Meta, Time};
 use crate::stat_cache::{self, CachedDir, CachedEntry, RecordBuilder};
 use crate::sys::{self, Names, Stat};
 use crate::work::Tasks;
@@ -46,14 +45,13 @@ struct NewSlot {
 
 impl Slot {
     /// The name with what is known of it; none for a name that vanished.
-    fn as_cached<'s>(&'s self, dir: Option<&CachedDir<'s>>) -> Option<CachedEntry<'s>> {
+    fn as_cached<'s>(&'s self, dir: Option<&'s CachedDir>) -> Option<CachedEntry<'s>> {
         match self {
-            Self::Cached(at) => dir?.entries.get(*at as usize).copied(),
+            Self::Cached(at) => dir?.entry(*at as usize),
             Self::New(new) => new.known.as_ref().map(|known| CachedEntry {
                 name: new.name.to_bytes(),
                 inode: known.inode,
                 ctime: known.ctime,
-                size: known.size,
                 dirty: known.dirty,
                 entry: &known.entry,
             }),
@@ -61,26 +59,56 @@ impl Slot {
     }
 }
 
+/// A directory of the walk.
 #[derive(Debug)]
 struct Node {
     anchor: Arc<Anchor>,
     /// The parent and our place in it.
     parent: Option<(Arc<Node>, usize)>,
     stat: Stat,
-    /// Filled when the directory was opened.
-    meta: Mutex<Option<Meta>>,
-    lifted_from: Mutex<Option<u16>>,
-    cached: Option<Range<usize>>,
-    slots: Mutex<Vec<Slot>>,
+    /// Its attributes, if its inode is as the cache of the parent has it.
+    known_xattrs: Option<Blob>,
+    /// Its number in the cache.
+    cached: Option<u32>,
+    scanned: Mutex<Scanned>,
     /// Child directories and batches that are not done, and the scan of the directory itself.
     pending: AtomicUsize,
-    scanned_at: Mutex<Option<Time>>,
+}
+
+/// What the scan of a directory found; it goes when the directory is done.
+#[derive(Debug, Default)]
+struct Scanned {
+    meta: Option<Meta>,
+    lifted_from: Option<u16>,
+    cached: Option<CachedDir>,
+    slots: Vec<Slot>,
+    at: Option<Time>,
+}
+
+impl Node {
+    fn new(
+        job: &Job<'_>,
+        anchor: Arc<Anchor>,
+        parent: Option<(Arc<Node>, usize)>,
+        stat: Stat,
+        known_xattrs: Option<Blob>,
+    ) -> Arc<Self> {
+        Arc::new(Self {
+            anchor,
+            parent,
+            stat,
+            known_xattrs,
+            cached: job.cache.and_then(|cache| cache.find(stat.device, stat.inode)),
+            scanned: Mutex::default(),
+            pending: AtomicUsize::new(1),
+        })
+    }
 }
 
 impl Drop for Node {
     fn drop(&mut self) {
         // Only after an error: a finished directory has got its mode back already.
-        if let Ok(Some(mode)) = self.lifted_from.get_mut() {
+        if let Ok(Scanned { lifted_from: Some(mode), .. }) = self.scanned.get_mut() {
             drop(anchor::set_dir_mode(&self.anchor, *mode));
         }
     }
@@ -99,17 +127,7 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
 
 /// Walks everything; returns the root directory's metadata and listing.
 pub(super) fn run(job: &Job<'_>, dir: OwnedFd, stat: &Stat) -> Result<(Meta, BlockHash), SecureError> {
-    let root = Arc::new(Node {
-        anchor: Anchor::root(dir),
-        parent: None,
-        stat: *stat,
-        meta: Mutex::default(),
-        lifted_from: Mutex::default(),
-        cached: job.cache.as_ref().and_then(|cache| cache.find(stat.device, stat.inode)),
-        slots: Mutex::default(),
-        pending: AtomicUsize::new(1),
-        scanned_at: Mutex::default(),
-    });
+    let root = Node::new(job, Anchor::root(dir), None, *stat, None);
     let result = Mutex::new(None);
     Queue::run(job.request.threads, Task::Scan(root), |task, queue| {
         job.check_cancel()?;
@@ -138,31 +156,43 @@ fn unreadable(node: &Node, name: &[u8], source: io::Error) -> SecureError {
     SecureError::Unreadable { path: show(&node.anchor.path_of(name)), source }
 }
 
+/// A directory that was found, to be scanned once its parent's slots stand.
+struct Child {
+    slot: usize,
+    name: CString,
+    stat: Stat,
+    known_xattrs: Option<Blob>,
+}
+
 fn scan_dir(job: &Job<'_>, node: &Arc<Node>, queue: &Queue) -> Result<(), SecureError> {
-    *lock(&node.lifted_from) =
+    let lifted =
         anchor::lift_dir(&node.anchor, &node.stat, 0o500).map_err(|error| unreadable(node, b"", error))?;
+    lock(&node.scanned).lifted_from = lifted;
     let dir = node.anchor.open().map_err(|error| unreadable(node, b"", error))?;
     let now = stat_cache::now();
-    *lock(&node.scanned_at) = Some(now);
-    let xattrs = match reusable_xattrs(job, node) {
-        Some(xattrs) => xattrs,
+    let xattrs = match &node.known_xattrs {
+        Some(xattrs) => xattrs.clone(),
         None => {
             let xattrs = sys::xattrs_of(&*dir).map_err(|error| unreadable(node, b"", error))?;
             job.blob(&xattrs.encode())?
         }
     };
-    *lock(&node.meta) = Some(Meta { mode: node.stat.mode, mtime: node.stat.mtime, xattrs });
     let names = Names::read(dir.as_fd()).map_err(|error| unreadable(node, b"", error))?;
-    let cached = job.cache.as_ref().zip(node.cached.as_ref()).and_then(|(cache, range)| cache.dir(range));
-    let scan = DirScan { job, node, dir: dir.as_fd(), cached: cached.as_ref(), now };
+    let cached = job.cache.zip(node.cached).and_then(|(cache, number)| cache.dir(number));
+    let mut scan = DirScan { job, node, dir: dir.as_fd(), cached: cached.as_ref(), now, blocks: Vec::new() };
+    if let Some(cached) = scan.cached.filter(|_| job.asks()) {
+        scan.blocks.reserve(names.len() + 1);
+        scan.blocks.push(cached.listing);
+        scan.blocks.extend_from_slice(&cached.pieces);
+    }
     let mut slots = Vec::with_capacity(names.len());
     let mut to_read: Vec<(usize, u64)> = Vec::new();
-    let mut children: Vec<(usize, CString, Stat)> = Vec::new();
+    let mut children: Vec<Child> = Vec::new();
     let path = if job.request.excludes.needs_path() { node.anchor.path() } else { Vec::new() };
     let mut at = 0;
     for name in names.iter() {
         let bytes = name.to_bytes();
-        let position = cached.as_ref().and_then(|cached| cached.position(bytes, &mut at));
+        let position = scan.cached.and_then(|cached| cached.position(bytes, &mut at));
         let stat = match sys::stat_at(dir.as_fd(), name) {
             Ok(stat) => stat,
             Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
@@ -171,50 +201,45 @@ fn scan_dir(job: &Job<'_>, node: &Arc<Node>, queue: &Queue) -> Result<(), Secure
         if job.request.excludes.excludes(&path, bytes, stat.file_type == FileType::Directory) {
             continue;
         }
-        match stat.file_type {
-            FileType::Directory => children.push((slots.len(), name.to_owned(), stat)),
-            FileType::RegularFile | FileType::Symlink | FileType::Fifo => {
-                if let Some(slot) = scan.reuse(name, &stat, position) {
-                    slots.push(slot);
-                    continue;
-                }
-                if stat.file_type == FileType::RegularFile {
-                    to_read.push((slots.len(), stat.size));
-                } else {
-                    let known = scan.small_entry(name, &stat)?;
-                    slots.extend(known.map(|known| scan.slot(name, Some(known), position)));
-                    continue;
-                }
-            }
-            _ => {
-                job.skip(&node.anchor.path_of(bytes));
-                continue;
-            }
+        if stat.file_type == FileType::Directory {
+            let known_xattrs = scan.reuse_xattrs(&stat, position);
+            children.push(Child { slot: slots.len(), name: name.to_owned(), stat, known_xattrs });
+        } else if stat.file_type == FileType::Unknown {
+            job.skip(&node.anchor.path_of(bytes));
+            continue;
+        } else if let Some(slot) = scan.reuse(name, &stat, position) {
+            slots.push(slot);
+            continue;
+        } else if stat.file_type == FileType::RegularFile {
+            to_read.push((slots.len(), stat.size));
+        } else {
+            let known = scan.small_entry(name, &stat)?;
+            slots.extend(known.map(|known| scan.slot(name, Some(known), position)));
+            continue;
         }
         slots.push(scan.slot(name, None, position));
     }
+    let blocks = scan.blocks;
+    job.ask(&blocks)?;
     let mut tasks = batches(node, to_read);
-    for (slot, name, stat) in children {
-        let anchor = Anchor::child(&node.anchor, name);
+    for child in children {
+        let anchor = Anchor::child(&node.anchor, child.name);
         if anchor.depth() > DEPTH_MAX {
             return Err(SecureError::Limit {
                 path: show(&anchor.path()),
                 limit: "directories below each other",
             });
         }
-        tasks.push(Task::Scan(Arc::new(Node {
-            anchor,
-            parent: Some((Arc::clone(node), slot)),
-            stat,
-            meta: Mutex::default(),
-            lifted_from: Mutex::default(),
-            cached: job.cache.as_ref().and_then(|cache| cache.find(stat.device, stat.inode)),
-            slots: Mutex::default(),
-            pending: AtomicUsize::new(1),
-            scanned_at: Mutex::default(),
-        })));
+        let parent = Some((Arc::clone(node), child.slot));
+        tasks.push(Task::Scan(Node::new(job, anchor, parent, child.stat, child.known_xattrs)));
     }
-    *lock(&node.slots) = slots;
+    {
+        let mut scanned = lock(&node.scanned);
+        scanned.meta = Some(Meta { mode: node.stat.mode, mtime: node.stat.mtime, xattrs });
+        scanned.cached = cached;
+        scanned.slots = slots;
+        scanned.at = Some(now);
+    }
     node.pending.fetch_add(tasks.len(), Ordering::SeqCst);
     queue.extend(tasks);
     Ok(())
@@ -238,43 +263,55 @@ fn batches(node: &Arc<Node>, to_read: Vec<(usize, u64)>) -> Vec<Task> {
     tasks
 }
 
-/// The directory's attributes from the cache of its parent, if its own inode is unchanged.
-fn reusable_xattrs(job: &Job<'_>, node: &Node) -> Option<crate::manifest::Blob> {
-    let (parent, slot) = node.parent.as_ref()?;
-    let position = match lock(&parent.slots).get(*slot)? {
-        Slot::New(new) => new.cached?,
-        Slot::Cached(_) => return None,
-    };
-    let dir = job.cache.as_ref()?.dir(parent.cached.as_ref()?)?;
-    let cached = dir.entries.get(position as usize)?;
-    let unchanged = cached.matches(dir.device, &node.stat);
-    let entry = Entry::decode(&mut crate::manifest::Cursor::new(cached.entry, "cached entry")).ok()?;
-    let whole = entry.meta.xattrs.blocks().iter().all(|block| !job.missing.contains(block));
-    (unchanged && whole).then_some(entry.meta.xattrs)
-}
-
 struct DirScan<'a> {
     job: &'a Job<'a>,
     node: &'a Arc<Node>,
     dir: BorrowedFd<'a>,
-    cached: Option<&'a CachedDir<'a>>,
+    cached: Option<&'a CachedDir>,
     now: Time,
+    /// What the store is asked for when the directory is scanned.
+    blocks: Vec<BlockHash>,
 }
 
-impl DirScan<'_> {
+impl<'a> DirScan<'a> {
     fn slot(&self, name: &CStr, known: Option<LinkedEntry>, cached: Option<u32>) -> Slot {
         Slot::New(Box::new(NewSlot { name: name.to_owned(), known, cached }))
     }
 
-    /// The cached entry, if the inode is certainly unchanged and the store has its blocks.
-    fn reuse(&self, name: &CStr, stat: &Stat, position: Option<u32>) -> Option<Slot> {
-        let position = position?;
+    /// What the cache says of the name, if its inode is certainly as it was.
+    fn unchanged(&self, stat: &Stat, position: Option<u32>) -> Option<(CachedEntry<'a>, EntryView<'a>)> {
         let dir = self.cached?;
-        let cached = dir.entries.get(position as usize)?;
-        if !cached.matches(dir.device, stat) || !self.job.has_blocks(cached) {
+        let cached = dir.entry(position? as usize)?;
+        let view = cached.unchanged(dir.device, stat)?;
+        Some((cached, view))
+    }
+
+    /// A child directory's attributes, if they are certainly as they were.
+    fn reuse_xattrs(&mut self, stat: &Stat, position: Option<u32>) -> Option<Blob> {
+        let (_, view) = self.unchanged(stat, position)?;
+        if view.xattr_blocks().any(|block| self.job.is_lost(&block)) {
             return None;
         }
-        let mut slot = Slot::Cached(position);
+        let (xattrs, blocks) = (view.xattrs().ok()?, view.xattr_blocks());
+        if self.job.asks() {
+            self.blocks.extend(blocks);
+        }
+        Some(xattrs)
+    }
+
+    /// The cached entry, if the inode is certainly unchanged and the store is not known to lack its blocks.
+    fn reuse(&mut self, name: &CStr, stat: &Stat, position: Option<u32>) -> Option<Slot> {
+        let (cached, view) = self.unchanged(stat, position)?;
+        if self.job.has_losses() && !self.job.has_blocks(cached.entry) {
+            return None;
+        }
+        let behind = if view.is_mapped_in_blocks() && self.job.asks() {
+            stat_cache::mapped_blocks(cached.entry, self.job.request.store)
+        } else {
+            Vec::new()
+        };
+        let blocks = view.blocks();
+        let mut slot = Slot::Cached(position?);
         if stat.links > 1 {
             let inode = self.job.linked_inode(stat.device, stat.inode);
             let mut entry = lock(&inode.entry);
@@ -282,11 +319,11 @@ impl DirScan<'_> {
                 entry: cached.entry.into(),
                 inode: cached.inode,
                 ctime: cached.ctime,
-                size: cached.size,
+                size: stat.size,
                 dirty: false,
             });
             if *shared.entry != *cached.entry {
-                slot = self.slot(name, Some(shared.clone()), Some(position));
+                slot = self.slot(name, Some(shared.clone()), position);
             }
             drop(entry);
             inode.add_path(self.node.anchor.path_of(name.to_bytes()));
@@ -294,25 +331,31 @@ impl DirScan<'_> {
         if stat.file_type == FileType::RegularFile {
             self.job.count_file(stat.size);
         }
+        if self.job.asks() {
+            self.blocks.extend(blocks);
+            self.blocks.extend(behind);
+        }
         self.job.request.progress.files_done(1);
         Some(slot)
     }
 
-    /// Links and FIFOs are never opened. None: gone meanwhile.
+    /// Everything but files and directories is never opened. None: gone meanwhile.
     fn small_entry(&self, name: &CStr, stat: &Stat) -> Result<Option<LinkedEntry>, SecureError> {
         let failed = |error: io::Error| match error.kind() {
             io::ErrorKind::NotFound => Ok(None),
             _ => Err(unreadable(self.node, name.to_bytes(), error)),
         };
-        let body = if stat.file_type == FileType::Symlink {
-            match rustix::fs::readlinkat(self.dir, name, Vec::new()) {
+        let body = match stat.file_type {
+            FileType::Symlink => match rustix::fs::readlinkat(self.dir, name, Vec::new()) {
                 Ok(target) => EntryBody::Symlink { target: target.into_bytes() },
                 Err(error) => return failed(error.into()),
-            }
-        } else {
-            EntryBody::Fifo
+            },
+            FileType::Socket => EntryBody::Socket,
+            FileType::CharacterDevice => EntryBody::CharacterDevice(stat.number),
+            FileType::BlockDevice => EntryBody::BlockDevice(stat.number),
+            _ => EntryBody::Fifo,
         };
-        let xattrs = if stat.file_type == FileType::Fifo {
+        let xattrs = if stat.file_type != FileType::Symlink {
             let fd = match sys::open_path_at(self.dir, name) {
                 Ok(fd) => fd,
                 Err(error) => return failed(error),
@@ -342,39 +385,24 @@ impl DirScan<'_> {
 }
 
 impl Job<'_> {
-    fn has_blocks(&self, cached: &CachedEntry<'_>) -> bool {
-        if self.missing.is_empty() {
+    /// Whether none of the entry's blocks is known to be lost.
+    fn has_blocks(&self, entry: &[u8]) -> bool {
+        if !self.has_losses() {
             return true;
         }
-        let entry = Entry::decode(&mut crate::manifest::Cursor::new(cached.entry, "cached entry"));
-        entry.is_ok_and(|entry| {
-            let behind = stat_cache::mapped_blocks(&entry, self.request.store);
-            entry.blocks().iter().chain(&behind).all(|block| !self.missing.contains(block))
-        })
-    }
-}
-
-impl CachedDir<'_> {
-    /// Where `name` stands; `at` moves forward with the sorted names that are asked for.
-    fn position(&self, name: &[u8], at: &mut usize) -> Option<u32> {
-        while let Some(entry) = self.entries.get(*at) {
-            match entry.name.cmp(name) {
-                std::cmp::Ordering::Less => *at += 1,
-                std::cmp::Ordering::Equal => return Some(*at as u32),
-                std::cmp::Ordering::Greater => return None,
-            }
-        }
-        None
+        let Ok(view) = EntryView::parse(entry) else { return false };
+        let behind = stat_cache::mapped_blocks(entry, self.request.store);
+        view.blocks().chain(behind).all(|block| !self.is_lost(&block))
     }
 }
 
 fn read_batch(job: &Job<'_>, node: &Arc<Node>, slots: &[usize]) -> Result<(), SecureError> {
     let dir = node.anchor.open().map_err(|error| unreadable(node, b"", error))?;
     let names: Vec<CString> = {
-        let all = lock(&node.slots);
+        let scanned = lock(&node.scanned);
         slots
             .iter()
-            .map(|slot| match &all[*slot] {
+            .map(|slot| match &scanned.slots[*slot] {
                 Slot::New(new) => new.name.clone(),
                 Slot::Cached(_) => CString::default(),
             })
@@ -493,7 +521,7 @@ fn note_file(job: &Job<'_>, node: &Node, slot: usize, known: LinkedEntry) {
 }
 
 fn set_slot(node: &Node, slot: usize, known: LinkedEntry) {
-    if let Some(Slot::New(new)) = lock(&node.slots).get_mut(slot) {
+    if let Some(Slot::New(new)) = lock(&node.scanned).slots.get_mut(slot) {
         new.known = Some(known);
     }
 }
@@ -511,8 +539,8 @@ fn changed_kind(
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
         Err(error) => return Err(unreadable(node, name.to_bytes(), error)),
     };
-    if matches!(stat.file_type, FileType::Symlink | FileType::Fifo) {
-        let scan = DirScan { job, node, dir, cached: None, now: stat_cache::now() };
+    if !matches!(stat.file_type, FileType::RegularFile | FileType::Directory | FileType::Unknown) {
+        let scan = DirScan { job, node, dir, cached: None, now: stat_cache::now(), blocks: Vec::new() };
         if let Some(known) = scan.small_entry(name, &stat)? {
             set_slot(node, slot, known);
         }
@@ -538,25 +566,33 @@ fn keep_previous(
             return Ok(());
         }
     }
-    let cached = job.cache.as_ref().zip(node.cached.as_ref()).and_then(|(cache, range)| cache.dir(range));
-    let position = match lock(&node.slots).get(slot) {
-        Some(Slot::New(new)) => new.cached,
-        _ => None,
+    let known = {
+        let scanned = lock(&node.scanned);
+        let position = match scanned.slots.get(slot) {
+            Some(Slot::New(new)) => new.cached,
+            _ => None,
+        };
+        let previous = scanned.cached.as_ref().zip(position).and_then(|(dir, at)| dir.entry(at as usize));
+        let kept = previous.filter(|previous| job.has_blocks(previous.entry));
+        kept.zip(kept.and_then(|previous| previous.view())).map(|(previous, view)| LinkedEntry {
+            entry: previous.entry.into(),
+            inode: previous.inode,
+            ctime: previous.ctime,
+            size: view.size,
+            dirty: true,
+        })
     };
-    let previous = cached.as_ref().zip(position).and_then(|(dir, at)| dir.entries.get(at as usize));
-    let Some(previous) = previous.filter(|previous| job.has_blocks(previous)) else {
+    let Some(known) = known else {
         return Err(unreadable(node, name.to_bytes(), error));
     };
+    if job.asks() {
+        let blocks: Vec<_> =
+            EntryView::parse(&known.entry).into_iter().flat_map(|view| view.blocks()).collect();
+        job.ask(&blocks)?;
+    }
     let path = show(&node.anchor.path_of(name.to_bytes()));
     job.keep_previous(format!("`{path}` cannot be read and stands as it was: {error}"));
-    job.count_file(previous.size);
-    let known = LinkedEntry {
-        entry: previous.entry.into(),
-        inode: previous.inode,
-        ctime: previous.ctime,
-        size: previous.size,
-        dirty: true,
-    };
+    job.count_file(known.size);
     set_slot(node, slot, known);
     Ok(())
 }
@@ -568,39 +604,39 @@ fn complete(job: &Job<'_>, mut node: Arc<Node>) -> Result<Option<(Meta, BlockHas
         if node.pending.fetch_sub(1, Ordering::SeqCst) != 1 {
             return Ok(None);
         }
-        let listing = finish_dir(job, &node)?;
-        let lifted = lock(&node.lifted_from).take();
-        if let Some(mode) = lifted {
+        let scanned = std::mem::take(&mut *lock(&node.scanned));
+        let listing = finish_dir(job, &node, &scanned);
+        if let Some(mode) = scanned.lifted_from {
             anchor::set_dir_mode(&node.anchor, mode).map_err(|error| unreadable(&node, b"", error))?;
         }
+        let listing = listing?;
         node.anchor.close();
-        let meta =
-            lock(&node.meta).take().ok_or_else(|| unreadable(&node, b"", io::Error::other("not scanned")))?;
+        let meta = scanned.meta.ok_or_else(|| unreadable(&node, b"", io::Error::other("not scanned")))?;
         let Some((parent, slot)) = node.parent.clone() else {
             return Ok(Some((meta, listing)));
         };
-        let racy = lock(&node.scanned_at).is_none_or(|at| stat_cache::is_racy(node.stat.ctime, at));
+        let racy = scanned.at.is_none_or(|at| stat_cache::is_racy(node.stat.ctime, at));
         let known = LinkedEntry {
             entry: Entry { meta, body: EntryBody::Directory { listing } }.encode().into(),
             inode: node.stat.inode,
             ctime: node.stat.ctime,
             size: 0,
-            dirty: racy || lifted.is_some(),
+            dirty: racy || scanned.lifted_from.is_some(),
         };
         set_slot(&parent, slot, known);
         node = parent;
     }
 }
 
-fn finish_dir(job: &Job<'_>, node: &Node) -> Result<BlockHash, SecureError> {
-    let slots = std::mem::take(&mut *lock(&node.slots));
-    let cached = job.cache.as_ref().zip(node.cached.as_ref()).and_then(|(cache, range)| cache.dir(range));
-    if let Some(dir) = cached.as_ref().filter(|dir| is_unchanged(job, dir, &slots)) {
-        job.add_record(Record::Kept(node.cached.clone().unwrap_or_default()));
+fn finish_dir(job: &Job<'_>, node: &Node, scanned: &Scanned) -> Result<BlockHash, SecureError> {
+    let (slots, cached) = (&scanned.slots, scanned.cached.as_ref());
+    if let Some((dir, number)) = cached.zip(node.cached)
+        && is_unchanged(job, dir, slots)
+    {
+        job.keep_record(number);
         return Ok(dir.listing);
     }
-    let entries: Vec<CachedEntry<'_>> =
-        slots.iter().filter_map(|slot| slot.as_cached(cached.as_ref())).collect();
+    let entries: Vec<CachedEntry<'_>> = slots.iter().filter_map(|slot| slot.as_cached(cached)).collect();
     let mut builder = ListingBuilder::default();
     for entry in &entries {
         builder.push(entry.name, entry.entry);
@@ -612,27 +648,27 @@ fn finish_dir(job: &Job<'_>, node: &Node) -> Result<BlockHash, SecureError> {
         Ok::<_, SecureError>(hash)
     })?;
     objects.retain(|object| *object != listing);
-    let mut record = RecordBuilder::new(node.stat.device, node.stat.inode, listing, &objects, entries.len());
+    let inode = (node.stat.device, node.stat.inode);
+    let mut record = RecordBuilder::new(inode, listing, &objects, entries.len());
     entries.iter().for_each(|entry| record.push(entry));
-    job.add_record(Record::New(record.finish()));
+    job.add_record(&record);
     Ok(listing)
 }
 
-fn is_unchanged(job: &Job<'_>, dir: &CachedDir<'_>, slots: &[Slot]) -> bool {
+fn is_unchanged(job: &Job<'_>, dir: &CachedDir, slots: &[Slot]) -> bool {
     let same = |(at, slot): (usize, &Slot)| match slot {
         Slot::Cached(position) => *position as usize == at,
         Slot::New(new) => {
             new.cached == Some(at as u32)
-                && new.known.as_ref().is_some_and(|known| {
-                    let cached = &dir.entries[at];
+                && new.known.as_ref().zip(dir.entry(at)).is_some_and(|(known, cached)| {
                     *known.entry == *cached.entry
                         && (known.inode, known.ctime, known.dirty)
                             == (cached.inode, cached.ctime, cached.dirty)
                 })
         }
     };
-    slots.len() == dir.entries.len()
+    slots.len() == dir.len()
         && slots.iter().enumerate().all(same)
-        && !job.missing.contains(&dir.listing)
-        && dir.pieces.iter().all(|piece| !job.missing.contains(piece))
+        && !job.is_lost(&dir.listing)
+        && dir.pieces.iter().all(|piece| !job.is_lost(piece))
 }

@@ -6,8 +6,8 @@ use std::fs;
 use std::path::PathBuf;
 
 use covey_home::manifest::{
-    Blob, Content, ContentMap, Entry, EntryBody, Extent, LinkTable, ListingBuilder, Meta, Root, Time, Xattr,
-    Xattrs,
+    Blob, Content, ContentMap, DeviceNumber, Entry, EntryBody, Extent, LinkTable, ListingBuilder, Meta, Root,
+    Time, Xattr, Xattrs,
 };
 use covey_home::{Block, BlockStore, PackStore};
 use covey_types::BlockHash;
@@ -40,6 +40,7 @@ fn listing() -> Vec<u8> {
         extents: vec![Extent { start: 0, len: 9 << 20 }],
         blocks: vec![hash("0"), hash("1"), hash("2")],
     };
+    let number = |major, minor| DeviceNumber { major, minor };
     let mapped =
         |size, map: &ContentMap| EntryBody::File(Content::Mapped { size, map: Blob::Inline(map.encode()) });
     let entries = [
@@ -56,6 +57,12 @@ fn listing() -> Vec<u8> {
                 body: EntryBody::File(Content::Whole { size: 7, block: hash("content") }),
             },
         ),
+        ("node-block", Entry { meta: meta(0o660, 7), body: EntryBody::BlockDevice(number(8, 1)) }),
+        (
+            "node-char",
+            Entry { meta: meta(0o620, 8), body: EntryBody::CharacterDevice(number(4095, 1 << 19)) },
+        ),
+        ("socket", Entry { meta: meta(0o755, 9), body: EntryBody::Socket }),
         ("sparse", Entry { meta: meta(0o644, 6), body: mapped((1 << 40) + 2, &sparse) }),
     ];
     let mut builder = ListingBuilder::default();

@@ -4,8 +4,8 @@ use std::fs;
 use std::os::unix::fs::symlink;
 
 use covey_home::manifest::{
-    Blob, Content, ContentMap, Entry, EntryBody, Extent, LinkTable, ListingBuilder, ListingPart, Meta, Root,
-    Time, Xattr, Xattrs, decode_listing_object,
+    Blob, Content, ContentMap, DeviceNumber, Entry, EntryBody, Extent, LinkTable, ListingBuilder,
+    ListingPart, Meta, Root, Time, Xattr, Xattrs, decode_listing_object,
 };
 use covey_home::{Block, BlockStore, MaterializeError, MemoryStore};
 use covey_types::{BlockHash, RootHash};
@@ -188,6 +188,9 @@ fn samples() -> Vec<Vec<u8>> {
     );
     builder.push(b"fifo", &Entry { meta: meta(0), body: EntryBody::Fifo }.encode());
     builder.push(b"file", &file(b"content").encode());
+    let number = DeviceNumber { major: 1, minor: 300 };
+    builder.push(b"g-device", &Entry { meta: meta(0), body: EntryBody::CharacterDevice(number) }.encode());
+    builder.push(b"h-socket", &Entry { meta: meta(0), body: EntryBody::Socket }.encode());
     builder.push(
         b"link",
         &Entry { meta: meta(0o777), body: EntryBody::Symlink { target: vec![0xff] } }.encode(),

@@ -11,6 +11,7 @@ mod deep;
 mod git;
 mod golden;
 mod hostile;
+mod in_place;
 mod interleave;
 mod kill;
 mod property;

@@ -88,14 +88,19 @@ fn root_gives_everything_to_the_owner_that_is_asked_for() {
 }
 
 #[test]
-fn sockets_are_not_kept_and_are_named() {
+fn sockets_come_back_as_inodes_without_a_listener() {
     let scratch = support::scratch();
     let home = scratch.path().join("h");
     fs::create_dir_all(home.join("d")).unwrap();
     let socket = UnixListener::bind(home.join("d/s")).unwrap();
     let store = MemoryStore::new();
     let report = secure_dir(&home, &store, None).unwrap();
-    assert_eq!((report.skipped, report.skipped_paths), (1, vec!["d/s".to_owned()]));
+    assert_eq!((report.skipped, report.skipped_paths), (0, Vec::new()));
+    let target = scratch.path().join("target");
+    materialize_dir(report.root, &target, &store, None).unwrap();
+    assert_eq!(dump(&target), dump(&home));
+    let error = std::os::unix::net::UnixStream::connect(target.join("d/s")).unwrap_err();
+    assert_eq!(error.kind(), std::io::ErrorKind::ConnectionRefused);
     drop(socket);
 }
 

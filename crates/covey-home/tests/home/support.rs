@@ -118,6 +118,11 @@ fn visit(
             dumped.content = rustix::fs::readlinkat(dir, name, Vec::new()).expect("readlink").into_bytes();
         }
         FileType::Fifo => dumped.kind = 'p',
+        FileType::Socket => dumped.kind = 's',
+        kind @ (FileType::CharacterDevice | FileType::BlockDevice) => {
+            dumped.kind = if kind == FileType::BlockDevice { 'b' } else { 'c' };
+            dumped.content = format!("{}:{}", stat.stx_rdev_major, stat.stx_rdev_minor).into_bytes();
+        }
         other => panic!("{other:?} in a dump"),
     }
     inodes.entry(inode).or_default().push(path.clone());

@@ -95,7 +95,7 @@ impl LocalStore {
         }
         if report.skipped > 0 {
             let paths = one_line(&report.skipped_paths.join(", "));
-            eprintln!("warning: {} sockets or device nodes are not kept: {paths}", report.skipped);
+            eprintln!("warning: {} names are of a kind that is not kept: {paths}", report.skipped);
         }
         Ok(report)
     }
