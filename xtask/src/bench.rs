@@ -1,12 +1,14 @@
-//! `cargo xtask bench`: runs the release examples that measure, and passes their JSON through.
+//! `cargo xtask bench`: measures one part on this machine and prints JSON.
 //!
-//! The measuring code stands beside what it measures (`examples/bench-*.rs` of the crate); nothing here
-//! interprets a number.
+//! The measuring code of a sandbox stands beside what it measures and is passed through. Homes are measured from
+//! outside, process by process, beside the tools that people use instead ([`home`]).
+
+mod home;
 
 use std::path::Path;
 use std::time::Duration;
 
-use clap::{Args, ValueEnum};
+use clap::{Args, Subcommand};
 
 use crate::process;
 
@@ -16,7 +18,20 @@ const BENCH_LIMIT: Duration = Duration::from_secs(30 * 60);
 /// What to measure.
 #[derive(Debug, Args)]
 pub(crate) struct BenchArgs {
+    #[command(subcommand)]
     part: Part,
+}
+
+#[derive(Debug, Subcommand)]
+enum Part {
+    /// Starting, freezing and losing sandboxes.
+    Sandbox(SandboxArgs),
+    /// Securing and materializing homes, beside the tools that are installed.
+    Home(home::HomeArgs),
+}
+
+#[derive(Debug, Args)]
+struct SandboxArgs {
     /// Print one JSON object.
     #[arg(long)]
     json: bool,
@@ -25,23 +40,17 @@ pub(crate) struct BenchArgs {
     rest: Vec<String>,
 }
 
-#[derive(Debug, Clone, Copy, ValueEnum)]
-enum Part {
-    /// Starting, freezing and losing sandboxes.
-    Sandbox,
-    /// Securing and materializing homes.
-    Home,
-}
-
 pub(crate) fn run(root: &Path, args: &BenchArgs) -> anyhow::Result<()> {
-    let (package, example) = match args.part {
-        Part::Sandbox => ("covey-runner", "bench-sandbox"),
-        Part::Home => ("covey-home", "bench-home"),
-    };
-    let mut command = process::cargo(root);
-    command.args(["run", "--quiet", "--release", "--package", package, "--example", example, "--"]);
-    if args.json {
-        command.arg("--json");
+    match &args.part {
+        Part::Sandbox(args) => {
+            let mut command = process::cargo(root);
+            command.args(["run", "--quiet", "--release", "--package", "covey-runner"]);
+            command.args(["--example", "bench-sandbox", "--"]);
+            if args.json {
+                command.arg("--json");
+            }
+            process::run(command.args(&args.rest), BENCH_LIMIT)
+        }
+        Part::Home(args) => home::run(root, args),
     }
-    process::run(command.args(&args.rest), BENCH_LIMIT)
 }

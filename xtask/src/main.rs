@@ -5,6 +5,7 @@
 
 mod bench;
 mod chaos;
+mod fidelity;
 mod graph;
 mod licences;
 mod metadata;
@@ -38,6 +39,8 @@ enum Task {
     Licences,
     /// Measures one part on this machine.
     Bench(bench::BenchArgs),
+    /// Measures what is kept of odd inodes, beside other tools; writes the table of docs/fidelity.md.
+    Fidelity(fidelity::FidelityArgs),
     /// Kills server, runner and sandboxes at random moments and checks that nothing is lost.
     Chaos(chaos::ChaosArgs),
 }
@@ -60,6 +63,7 @@ fn run() -> anyhow::Result<ExitCode> {
         Task::Tidy => tidy::check(&root)?,
         Task::Licences => licences::check(&root)?,
         Task::Bench(args) => bench::run(&root, &args)?,
+        Task::Fidelity(args) => fidelity::run(&root, &args)?,
         Task::Chaos(args) => chaos::run(&root, &args)?,
     }
     Ok(ExitCode::SUCCESS)

@@ -99,7 +99,7 @@ pub(crate) fn stop(child: &mut Child, grace: Duration) -> anyhow::Result<ExitSta
 }
 
 /// Children stay in our process group, so that Ctrl-C reaches them; therefore the tree is found by parent.
-fn kill_tree(root: u32) {
+pub(crate) fn kill_tree(root: u32) {
     let mut found = vec![root];
     let mut next = 0;
     while next < found.len() {

@@ -11,9 +11,7 @@ use std::io::Write as _;
 use std::path::Path;
 use std::sync::atomic::AtomicBool;
 
-use covey_home::{
-    DirectoryStore, Excludes, MaterializeRequest, NoProgress, SecureRequest, materialize, secure,
-};
+use covey_home::{Excludes, MaterializeRequest, NoProgress, PackStore, SecureRequest, materialize, secure};
 use serde_json::{Value, json};
 
 #[path = "bench-home/digest.rs"]
@@ -30,7 +28,7 @@ const USAGE: &str = "secure DIR STORE CACHE | materialize ROOT DIR STORE CACHE |
                      mutate DIR SEED | generate DIR ENTRIES | digest DIR";
 
 fn secured(dir: &str, store: &str, cache: &str) -> Outcome<Value> {
-    let store = DirectoryStore::open(Path::new(store), ORG)?;
+    let store = PackStore::open_directory(Path::new(store), ORG)?;
     let report = secure(&SecureRequest {
         dir: Path::new(dir),
         store: &store,
@@ -45,7 +43,7 @@ fn secured(dir: &str, store: &str, cache: &str) -> Outcome<Value> {
 }
 
 fn materialized(root: &str, dir: &str, store: &str, cache: &str) -> Outcome<Value> {
-    let store = DirectoryStore::open(Path::new(store), ORG)?;
+    let store = PackStore::open_directory(Path::new(store), ORG)?;
     let report = materialize(&MaterializeRequest {
         root: root.parse().map_err(|_| "not a root")?,
         dir: Path::new(dir),

@@ -198,7 +198,8 @@ pub fn check_packs(backend: &Arc<dyn Backend>) -> Checked {
     let open = || ok("the store opens", PackStore::open(Arc::clone(backend)));
     let (one, other) = (open()?, open()?);
     let text = b"the same line\n".repeat(40_000);
-    let noisy = noise(3, 500_000);
+    // Long enough for a frame of its own.
+    let noisy = noise(3, 700_000);
     let hash = BlockHash::of(&noisy);
     ok("blocks are put", put(&one, &[&noisy, &text, b"small"]))?;
     let found = ok("another process reads it", other.get(&hash))?;

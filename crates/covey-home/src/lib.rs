@@ -43,5 +43,5 @@ pub use pointer::{
     Pointer, PointerError, Pointers, SNAPSHOTS_KEPT_MAX, SecureAndPublishError, secure_and_publish,
 };
 pub use progress::{Counters, NoProgress, Progress};
-pub use secure::{SecureError, SecureReport, SecureRequest, secure};
+pub use secure::{PrepareReport, SecureError, SecureReport, SecureRequest, prepare, secure};
 pub use verify::{VerifyReport, verify};

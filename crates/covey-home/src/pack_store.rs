@@ -256,10 +256,7 @@ impl BlockStore for PackStore {
     }
 
     fn missing(&self, hashes: &[BlockHash]) -> Result<Vec<BlockHash>, StoreError> {
-        let lacking = |hashes: &[BlockHash]| -> Vec<BlockHash> {
-            let catalogue = self.catalogue();
-            hashes.iter().filter(|hash| !catalogue.has(hash)).copied().collect()
-        };
+        let lacking = |hashes: &[BlockHash]| self.catalogue().lacking(hashes);
         let missing = lacking(hashes);
         if missing.is_empty() || !self.refresh()? {
             return Ok(missing);

@@ -93,10 +93,10 @@ pub(crate) struct Names {
 }
 
 impl Names {
+    /// Reads a directory that was just opened.
     pub(crate) fn read(dir: BorrowedFd<'_>) -> io::Result<Self> {
         let mut buffer = Vec::<u8>::with_capacity(NAMES_BUFFER_BYTES);
         let mut names = Self::default();
-        fs::seek(dir, fs::SeekFrom::Start(0))?;
         let spare: &mut [MaybeUninit<u8>] = buffer.spare_capacity_mut();
         let mut entries = RawDir::new(dir, spare);
         while let Some(entry) = entries.next() {

@@ -413,6 +413,34 @@ impl Catalogue {
             })
     }
 
+    /// Those of `hashes` of which [`Catalogue::has`] says no, ascending; many at once cost little more than a few.
+    pub(crate) fn lacking(&self, hashes: &[BlockHash]) -> Vec<BlockHash> {
+        let alive = |pack: u32| self.packs[pack as usize].alive;
+        let is_recent = |hash: &BlockHash| {
+            self.recent.get(hash).is_some_and(|place| {
+                alive(place.pack)
+                    || self.recent_copies.iter().any(|(copy, place)| copy == hash && alive(place.pack))
+            })
+        };
+        let (damaged, rest): (Vec<BlockHash>, Vec<BlockHash>) =
+            hashes.iter().partition(|hash| self.damaged.contains(*hash));
+        let mut open: Vec<BlockHash> = rest.into_iter().filter(|hash| !is_recent(hash)).collect();
+        open.sort_unstable();
+        for mounted in &self.segments {
+            let mut found = vec![false; open.len()];
+            let read = mounted.segment.find_sorted(&open, |number, place| {
+                found[number] |= alive(mounted.numbers[place.pack as usize]);
+            });
+            if read.is_ok() {
+                let mut found = found.into_iter();
+                open.retain(|_| found.next() == Some(false));
+            }
+        }
+        open.extend(damaged);
+        open.sort_unstable();
+        open
+    }
+
     /// Throws all segments away, because one of them is damaged; their packs are new at the next compare.
     pub(crate) fn distrust(&mut self) {
         for mounted in std::mem::take(&mut self.segments) {

@@ -4,6 +4,7 @@
 //! with the file's length before it is used; a pack whose index is damaged can be indexed again from its
 //! frames. What does not belong here: which packs exist and who looks for what.
 
+use std::cell::RefCell;
 use std::io;
 
 use covey_types::BlockHash;
@@ -86,19 +87,52 @@ pub(crate) struct PackIndex {
     pub(crate) blocks: Vec<BlockRecord>,
 }
 
-/// Compresses and keeps the result only where it is smaller.
-pub(crate) fn compress(plain: &[u8], level: i32) -> io::Result<(Codec, Option<Vec<u8>>)> {
+thread_local! {
+    /// Its tables are made once per thread instead of once per frame.
+    static COMPRESSOR: RefCell<Option<(i32, zstd::bulk::Compressor<'static>)>> = const { RefCell::new(None) };
+}
+
+/// Whether a sample of the bytes is as evenly spread as compressed or random data is: compressing it would take
+/// time and save nothing. Text is far below, and so is machine code.
+fn looks_random(plain: &[u8]) -> bool {
+    const SLICES: usize = 16;
+    const SLICE_BYTES: usize = 512;
+    /// Bits per byte. A sample of this size has 7.98 of random bytes.
+    const ENTROPY_MIN: f64 = 7.95;
+    let step = plain.len() / SLICES;
+    if step < 2 * SLICE_BYTES {
+        return false;
+    }
+    let mut counts = [0_u32; 256];
+    for slice in plain.chunks(step).take(SLICES) {
+        slice[..SLICE_BYTES.min(slice.len())].iter().for_each(|byte| counts[usize::from(*byte)] += 1);
+    }
+    let total = f64::from(counts.iter().sum::<u32>());
+    let bits = |count: u32| f64::from(count) / total * (total / f64::from(count)).log2();
+    let entropy: f64 = counts.iter().filter(|count| **count > 0).map(|count| bits(*count)).sum();
+    entropy >= ENTROPY_MIN
+}
+
+/// Compresses into `out` where that is smaller; with [`Codec::Raw`] the plain bytes are what is to be stored.
+pub(crate) fn compress(plain: &[u8], level: i32, out: &mut Vec<u8>) -> io::Result<Codec> {
     // Shorter than this, the frame's own overhead eats what zstd could save.
     const PLAIN_BYTES_MIN: usize = 64;
-    if plain.len() < PLAIN_BYTES_MIN {
-        return Ok((Codec::Raw, None));
+    if plain.len() < PLAIN_BYTES_MIN || looks_random(plain) {
+        return Ok(Codec::Raw);
     }
-    let packed = zstd::bulk::compress(plain, level)?;
-    if packed.len() + packed.len() / 32 < plain.len() {
-        Ok((Codec::Zstd, Some(packed)))
-    } else {
-        Ok((Codec::Raw, None))
-    }
+    out.clear();
+    out.reserve(zstd::zstd_safe::compress_bound(plain.len()));
+    let packed_len = COMPRESSOR.with_borrow_mut(|kept| -> io::Result<_> {
+        let mut compressor = match kept.take() {
+            Some((of, compressor)) if of == level => compressor,
+            _ => zstd::bulk::Compressor::new(level)?,
+        };
+        let packed_len = compressor.compress_to_buffer(plain, out)?;
+        *kept = Some((level, compressor));
+        Ok(packed_len)
+    })?;
+    let saves = packed_len + packed_len / 32 < plain.len();
+    Ok(if saves { Codec::Zstd } else { Codec::Raw })
 }
 
 pub(crate) fn header() -> [u8; HEADER_BYTES as usize] {

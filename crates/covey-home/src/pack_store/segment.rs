@@ -42,6 +42,8 @@ const FILTER_LINES_MAX: u64 = 128 * 1024;
 const FILTER_PROBES: u32 = 5;
 /// More records than this is no segment of ours: numbers of records have 32 bits.
 const RECORDS_MAX: u64 = u32::MAX as u64;
+/// Buckets that a question for most of the segment reads at once, of about 2 KiB each.
+const BUCKETS_AT_ONCE: usize = 64;
 /// Records that a merge reads of each of its sources at once.
 const MERGE_RECORDS: usize = 1024;
 
@@ -231,6 +233,48 @@ impl Segment {
                 && (place.pack as usize) < self.packs.len()
             {
                 take(place);
+            }
+        }
+        Ok(())
+    }
+
+    /// Gives `take` every place of each of `hashes`, which ascend, with the number of the hash. Neighbours share a
+    /// read, so a question for most of the store reads it once from front to back.
+    ///
+    /// # Errors
+    /// When the file cannot be read.
+    pub(super) fn find_sorted(
+        &self,
+        hashes: &[BlockHash],
+        mut take: impl FnMut(usize, Location),
+    ) -> io::Result<()> {
+        let buckets = self.sums.len();
+        // Whoever asks for about every bucket reads many at once.
+        let at_once = if hashes.len() * 4 >= buckets { BUCKETS_AT_ONCE } else { 1 };
+        let (mut first, mut loaded) = (0, 0);
+        let mut bytes = Vec::new();
+        for (number, hash) in hashes.iter().enumerate() {
+            if !self.filter.may_have(hash) {
+                continue;
+            }
+            let bucket = bucket_of(hash, self.bits);
+            if !(first..first + loaded).contains(&bucket) {
+                (first, loaded) = (bucket, at_once.min(buckets - bucket));
+                let (start, end) = (self.starts[first], self.starts[first + loaded]);
+                bytes.resize(end.saturating_sub(start) as usize * RECORD_BYTES, 0);
+                self.file.read_exact_at(&mut bytes, u64::from(start) * RECORD_BYTES as u64)?;
+            }
+            let at = |bucket: usize| {
+                self.starts[bucket].saturating_sub(self.starts[first]) as usize * RECORD_BYTES
+            };
+            let records = bytes.get(at(bucket)..at(bucket + 1)).unwrap_or_default();
+            for record in records.chunks_exact(RECORD_BYTES) {
+                if record[..32] == hash.as_bytes()[..]
+                    && let Some((_, place)) = decode(record)
+                    && (place.pack as usize) < self.packs.len()
+                {
+                    take(number, place);
+                }
             }
         }
         Ok(())

@@ -4,9 +4,10 @@
 //! What stays true: a pack is published whole and durable, and known to the catalogue only then (I6). A failed
 //! write poisons the upload, because an address that was claimed and not written must never count as stored.
 
-use std::collections::HashSet;
+use std::collections::{HashSet, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
 
 use covey_types::BlockHash;
 
@@ -20,10 +21,14 @@ use crate::block::{Block, StoreError, Upload, UploadReport};
 const PACK_BYTES: u64 = 32 * 1024 * 1024;
 /// Small blocks are compressed together up to this many plain bytes. One damaged byte costs at most one group,
 /// and reading one block of it unfolds the whole of it.
-const GROUP_BYTES: usize = 256 * 1024;
+const GROUP_BYTES: usize = 1024 * 1024;
 /// The level of the sleep path: level 3 is 8 % smaller for nearly twice the time, and a later recompression can do
 /// it at leisure.
 const LEVEL: i32 = 1;
+/// Packs that are being made durable while others are written. More would only queue at the disk.
+const SEALING_MAX: usize = 3;
+/// Pieces of memory for large compressed blocks that are kept for the next.
+const LARGE_SPARE_MAX: usize = 2;
 /// Groups that fill at the same time, so that threads do not wait for each other and neighbours stay together.
 const GROUPS: usize = 8;
 
@@ -68,6 +73,16 @@ struct PackWriter {
     index: PackIndex,
 }
 
+/// A whole pack on its way to the disk or the bucket, in a thread of its own: waiting for a flush needs no
+/// processor.
+#[derive(Debug)]
+struct Sealing {
+    thread: JoinHandle<Result<(), BackendError>>,
+    name: PackName,
+    len: u64,
+    index: PackIndex,
+}
+
 /// Blocks on their way into packs.
 #[derive(Debug)]
 pub struct PackUpload<'a> {
@@ -77,7 +92,12 @@ pub struct PackUpload<'a> {
     claimed: [Mutex<HashSet<BlockHash>>; 16],
     groups: [Mutex<Group>; GROUPS],
     writer: Mutex<Option<PackWriter>>,
+    sealing: Mutex<VecDeque<Sealing>>,
+    /// Memory for compressed bytes, as many as threads have compressed at once: fresh pages cost more than filling
+    /// them, and in each thread they would stay.
+    spare: Mutex<Vec<Vec<u8>>>,
     failed: AtomicBool,
+    sealed_any: AtomicBool,
     blocks_new: AtomicU64,
     bytes_new: AtomicU64,
     stored_bytes_new: AtomicU64,
@@ -99,7 +119,10 @@ impl<'a> PackUpload<'a> {
             claimed: Default::default(),
             groups: Default::default(),
             writer: Mutex::default(),
+            sealing: Mutex::default(),
+            spare: Mutex::default(),
             failed: AtomicBool::new(false),
+            sealed_any: AtomicBool::new(false),
             blocks_new: AtomicU64::new(0),
             bytes_new: AtomicU64::new(0),
             stored_bytes_new: AtomicU64::new(0),
@@ -118,13 +141,23 @@ impl<'a> PackUpload<'a> {
             group.blocks.push((block.hash(), len));
             (group.plain.len() >= self.packing.group_bytes).then(|| std::mem::take(&mut *group))
         };
-        full.map_or(Ok(()), |group| self.append(&group.plain, &group.blocks))
+        let Some(mut full) = full else { return Ok(()) };
+        self.append(&full.plain, &full.blocks)?;
+        // The next group of this thread takes over the memory.
+        let mut group =
+            self.groups[GROUP.with(|group| *group)].lock().unwrap_or_else(PoisonError::into_inner);
+        if group.plain.capacity() == 0 {
+            full.plain.clear();
+            group.plain = full.plain;
+        }
+        Ok(())
     }
 
     fn append(&self, plain: &[u8], blocks: &[(BlockHash, u32)]) -> Result<(), StoreError> {
-        let (codec, packed) = pack::compress(plain, self.packing.level)
+        let mut packed = self.spare.lock().unwrap_or_else(PoisonError::into_inner).pop().unwrap_or_default();
+        let codec = pack::compress(plain, self.packing.level, &mut packed)
             .map_err(|error| StoreError::unavailable("compress a block", error))?;
-        let stored = packed.as_deref().unwrap_or(plain);
+        let stored = if codec == Codec::Raw { plain } else { &packed };
         let full = {
             let mut slot = self.writer.lock().unwrap_or_else(PoisonError::into_inner);
             let mut writer = match slot.take() {
@@ -139,7 +172,18 @@ impl<'a> PackUpload<'a> {
                 Some(writer)
             }
         };
+        self.keep_spare(packed);
         full.map_or(Ok(()), |writer| self.seal(writer))
+    }
+
+    /// Keeps memory for the next frame; of large pieces only a few, or each thread that ever packed a large block
+    /// would have one in the end.
+    fn keep_spare(&self, packed: Vec<u8>) {
+        let is_large = |packed: &Vec<u8>| packed.capacity() > 2 * GROUP_BYTES;
+        let mut spare = self.spare.lock().unwrap_or_else(PoisonError::into_inner);
+        if !is_large(&packed) || spare.iter().filter(|packed| is_large(packed)).count() < LARGE_SPARE_MAX {
+            spare.push(packed);
+        }
     }
 
     fn begin_pack(&self) -> Result<PackWriter, StoreError> {
@@ -156,10 +200,54 @@ impl<'a> PackUpload<'a> {
     fn seal(&self, mut writer: PackWriter) -> Result<(), StoreError> {
         let index = writer.index.encode(writer.len);
         writer.write(&index)?;
-        writer.file.publish(&self.store.key_of(&writer.name)?)?;
-        self.stored_bytes_new.fetch_add(writer.len, Ordering::Relaxed);
-        self.store.catalogue_mut().add(writer.name, &writer.index, None);
+        let PackWriter { file, name, len, index } = writer;
+        let key = self.store.key_of(&name)?;
+        let publish = move || file.publish(&key);
+        let thread = std::thread::Builder::new()
+            .spawn(publish)
+            .map_err(|error| StoreError::unavailable("start a thread that makes a pack durable", error))?;
+        let first = {
+            let mut sealing = self.sealing.lock().unwrap_or_else(PoisonError::into_inner);
+            sealing.push_back(Sealing { thread, name, len, index });
+            if sealing.len() > SEALING_MAX { sealing.pop_front() } else { None }
+        };
+        first.map_or(Ok(()), |sealing| self.sealed(sealing))
+    }
+
+    /// Waits for a pack to be durable and makes it known.
+    fn sealed(&self, sealing: Sealing) -> Result<(), StoreError> {
+        let Sealing { thread, name, len, index } = sealing;
+        match thread.join() {
+            Ok(published) => published?,
+            Err(_) => return Err(StoreError::UploadFailed),
+        }
+        self.stored_bytes_new.fetch_add(len, Ordering::Relaxed);
+        self.store.catalogue_mut().add(name, &index, None);
+        // From here on the catalogue knows them, and memory is bounded by the packs on their way. Copies that were
+        // asked for stay claimed, or each would be written twice.
+        if self.packing.existing == Existing::Copy {
+            return Ok(());
+        }
+        self.sealed_any.store(true, Ordering::SeqCst);
+        for block in &index.blocks {
+            self.claims(&block.hash).remove(&block.hash);
+        }
         Ok(())
+    }
+
+    fn claims(&self, hash: &BlockHash) -> MutexGuard<'_, HashSet<BlockHash>> {
+        let shard = &self.claimed[usize::from(hash.as_bytes()[0] >> 4)];
+        shard.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for PackUpload<'_> {
+    fn drop(&mut self) {
+        // Packs that were whole when the upload failed stay, as blocks that nobody names; their threads must not
+        // outlive the store.
+        for sealing in self.sealing.get_mut().unwrap_or_else(PoisonError::into_inner).drain(..) {
+            drop(sealing.thread.join());
+        }
     }
 }
 
@@ -201,8 +289,16 @@ impl Upload for PackUpload<'_> {
         if self.packing.existing == Existing::Keep && self.store.catalogue().has(&hash) {
             return Ok(false);
         }
-        let shard = &self.claimed[usize::from(hash.as_bytes()[0] >> 4)];
-        if !shard.lock().unwrap_or_else(PoisonError::into_inner).insert(hash) {
+        if !self.claims(&hash).insert(hash) {
+            return Ok(false);
+        }
+        // Between our first look and our claim its pack may have been sealed, which ends the claim of whoever wrote
+        // it.
+        if self.sealed_any.load(Ordering::SeqCst)
+            && self.packing.existing == Existing::Keep
+            && self.store.catalogue().has(&hash)
+        {
+            self.claims(&hash).remove(&hash);
             return Ok(false);
         }
         if let Err(error) = self.write(block) {
@@ -227,6 +323,9 @@ impl Upload for PackUpload<'_> {
         let last = self.writer.get_mut().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(writer) = last {
             self.seal(writer)?;
+        }
+        while let Some(sealing) = self.sealing.get_mut().unwrap_or_else(PoisonError::into_inner).pop_front() {
+            self.sealed(sealing)?;
         }
         let stored_bytes_new = self.stored_bytes_new.load(Ordering::Relaxed);
         // Always, not only when a pack of ours was sealed: a block that this upload found in the store may be

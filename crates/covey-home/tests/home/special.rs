@@ -253,6 +253,35 @@ fn a_lost_damaged_or_foreign_cache_costs_a_full_reading_and_nothing_else() {
 }
 
 #[test]
+fn after_copying_ahead_only_what_changed_since_is_read() {
+    let scratch = support::scratch();
+    let home = scratch.path().join("home");
+    fs::create_dir_all(home.join("dir")).unwrap();
+    for number in 0..10 {
+        fs::write(home.join(format!("dir/{number}")), support::noise(number, 1000)).unwrap();
+    }
+    settle();
+    let (store, cache) = (MemoryStore::new(), scratch.path().join("cache"));
+    let excludes = Excludes::none();
+    let ahead = covey_home::prepare(&SecureRequest {
+        dir: &home,
+        store: &store,
+        stat_cache: Some(&cache),
+        excludes: &excludes,
+        previous: None,
+        cancel: &AtomicBool::new(false),
+        progress: &NoProgress,
+        threads: 2,
+    })
+    .unwrap();
+    assert_eq!((ahead.files_read, ahead.bytes_read), (10, 10_000));
+    fs::write(home.join("dir/3"), support::noise(99, 700)).unwrap();
+    let secured = secure_dir(&home, &store, Some(&cache)).unwrap();
+    assert_eq!((secured.files_read, secured.bytes_read), (1, 700));
+    assert_eq!(secured.root, secure_dir(&home, &MemoryStore::new(), None).unwrap().root);
+}
+
+#[test]
 fn a_renamed_directory_is_not_read_again() {
     let scratch = support::scratch();
     let home = scratch.path().join("home");
