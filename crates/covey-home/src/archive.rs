@@ -36,10 +36,22 @@ pub struct ArchiveReport {
     pub files: u64,
     /// Sum of their sizes in bytes.
     pub bytes: u64,
-    /// Names of the archive that a home does not keep: sockets and device nodes.
+    /// Names that an archive has no kind for: sockets.
     pub skipped: u64,
     /// The first of them, lossily as text.
     pub skipped_paths: Vec<String>,
+}
+
+/// Names that a report holds; further ones are counted.
+const SKIPPED_PATHS_MAX: usize = 100;
+
+impl ArchiveReport {
+    fn skip(&mut self, path: &[u8]) {
+        self.skipped += 1;
+        if self.skipped_paths.len() < SKIPPED_PATHS_MAX {
+            self.skipped_paths.push(crate::view::show(path));
+        }
+    }
 }
 
 /// Why an archive was not written or read.

@@ -159,7 +159,11 @@ fn subtree(store: &dyn BlockStore, path: &[u8], entry: &Entry) -> Result<(u64, u
                 let found = found.map_err(|source| ViewError::Object { path: show(path), source })?;
                 waiting.extend(found.entries.into_iter().map(|(_, entry)| entry));
             }
-            EntryBody::Symlink { .. } | EntryBody::Fifo => {}
+            EntryBody::Symlink { .. }
+            | EntryBody::Fifo
+            | EntryBody::Socket
+            | EntryBody::CharacterDevice(_)
+            | EntryBody::BlockDevice(_) => {}
         }
     }
     Ok((files, bytes))

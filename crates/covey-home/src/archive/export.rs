@@ -7,7 +7,7 @@ use covey_types::RootHash;
 
 use super::{ArchiveError, ArchiveReport, pax};
 use crate::block::BlockStore;
-use crate::manifest::{Content, Entry, EntryBody, Extent, Meta, Time};
+use crate::manifest::{Content, DeviceNumber, Entry, EntryBody, Extent, Meta, Time};
 use crate::object;
 use crate::progress::Progress;
 use crate::view::{FileReader, Snapshot, ViewError, show};
@@ -77,6 +77,8 @@ struct Head<'a> {
     link: &'a [u8],
     /// Size of a sparse file with its holes.
     real_size: Option<u64>,
+    /// Of a device node.
+    number: DeviceNumber,
 }
 
 impl Writer<'_> {
@@ -91,10 +93,15 @@ impl Writer<'_> {
 
     fn entry(&mut self, path: &[u8], entry: &Entry, first: Option<&Vec<u8>>) -> Result<(), ArchiveError> {
         self.report.entries += 1;
-        let head = |kind| Head { kind, size: 0, link: b"", real_size: None };
+        let head = |kind| Head { kind, size: 0, link: b"", real_size: None, number: DeviceNumber::NONE };
         if let EntryBody::File(content) = &entry.body {
             self.report.files += 1;
             self.report.bytes += content.size();
+        }
+        if matches!(entry.body, EntryBody::Socket) {
+            // An archive has no kind for it.
+            self.report.skip(path);
+            return Ok(());
         }
         if let Some(first) = first {
             let head = Head { link: first, ..head(tar::EntryType::Link) };
@@ -106,6 +113,13 @@ impl Writer<'_> {
                 self.head(path, &entry.meta, &Head { link: target, ..head(tar::EntryType::Symlink) })
             }
             EntryBody::Fifo => self.head(path, &entry.meta, &head(tar::EntryType::Fifo)),
+            EntryBody::CharacterDevice(number) => {
+                self.head(path, &entry.meta, &Head { number: *number, ..head(tar::EntryType::Char) })
+            }
+            EntryBody::BlockDevice(number) => {
+                self.head(path, &entry.meta, &Head { number: *number, ..head(tar::EntryType::Block) })
+            }
+            EntryBody::Socket => Ok(()),
             EntryBody::File(content) => self.file(path, &entry.meta, content),
         }
     }
@@ -113,7 +127,8 @@ impl Writer<'_> {
     fn file(&mut self, path: &[u8], meta: &Meta, content: &Content) -> Result<(), ArchiveError> {
         let source = |source| ArchiveError::Object { path: show(path), source };
         let size = content.size();
-        let head = Head { kind: tar::EntryType::Regular, size, link: b"", real_size: None };
+        let kind = tar::EntryType::Regular;
+        let head = Head { kind, size, link: b"", real_size: None, number: DeviceNumber::NONE };
         let extents = match content {
             Content::Nothing { size: 0 } | Content::Whole { .. } => None,
             Content::Nothing { .. } => Some(Vec::new()),
@@ -226,6 +241,13 @@ impl Writer<'_> {
         header.set_gid(super::OWNER);
         header.set_size(head.size.min(OCTAL_SIZE_MAX));
         header.set_mtime(plain.unwrap_or(0));
+        if matches!(head.kind, tar::EntryType::Char | tar::EntryType::Block) {
+            let DeviceNumber { major, minor } = head.number;
+            let wrong =
+                |error: std::io::Error| ArchiveError::Entry { path: show(path), problem: error.to_string() };
+            header.set_device_major(major).map_err(wrong)?;
+            header.set_device_minor(minor).map_err(wrong)?;
+        }
         header.set_cksum();
         self.bytes(header.as_bytes())
     }

@@ -13,15 +13,14 @@ use super::{ArchiveError, ArchiveReport, pax};
 use crate::block::{BlockStore, Upload};
 use crate::edit::{put, put_blob};
 use crate::manifest::{
-    Content, ContentMap, DEPTH_MAX, Entry, EntryBody, Extent, Meta, Time, Xattr, Xattrs, for_each_window,
-    is_kept_xattr,
+    Content, ContentMap, DEPTH_MAX, DeviceNumber, Entry, EntryBody, Extent, Meta, Time, Xattr, Xattrs,
+    for_each_window, is_kept_xattr,
 };
 use crate::progress::Progress;
 use crate::view::{components, show};
 
 /// Names in one archive; each costs some 200 bytes of memory while it is read.
 pub const ENTRIES_MAX: u64 = 5_000_000;
-const SKIPPED_PATHS_MAX: usize = 100;
 /// The longest target of a symbolic link, as in the kernel.
 const TARGET_BYTES_MAX: usize = 4095;
 
@@ -135,13 +134,8 @@ impl Reader<'_> {
                 EntryBody::Symlink { target }
             }
             tar::EntryType::Fifo => EntryBody::Fifo,
-            tar::EntryType::Char | tar::EntryType::Block => {
-                self.report.skipped += 1;
-                if self.report.skipped_paths.len() < SKIPPED_PATHS_MAX {
-                    self.report.skipped_paths.push(show(&member.name));
-                }
-                return Ok(());
-            }
+            tar::EntryType::Char => EntryBody::CharacterDevice(number(member)?),
+            tar::EntryType::Block => EntryBody::BlockDevice(number(member)?),
             other => {
                 let kind = char::from(other.as_byte()).escape_default();
                 return Err(member.wrong(format!("a member of the unknown kind `{kind}`")));
@@ -245,6 +239,16 @@ impl TrimSlashes for [u8] {
         let from = self.iter().position(|byte| *byte != b'/').unwrap_or(self.len());
         &self[from..]
     }
+}
+
+/// The number of a device node; an archive that says none means none.
+fn number(member: &Member) -> Result<DeviceNumber, ArchiveError> {
+    let field = |value: std::io::Result<Option<u32>>| {
+        value.map(Option::unwrap_or_default).map_err(|error| member.wrong(error.to_string()))
+    };
+    let (major, minor) = (field(member.header.device_major())?, field(member.header.device_minor())?);
+    let number = DeviceNumber { major, minor };
+    if number.is_possible() { Ok(number) } else { Err(member.wrong("a device number that no kernel has")) }
 }
 
 fn refused(member: &Member, error: &TreeError) -> ArchiveError {

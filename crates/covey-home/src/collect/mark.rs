@@ -145,7 +145,12 @@ impl<'a> Marker<'a> {
                     map.blocks.iter().for_each(|block| self.live.add(block));
                 }
             }
-            EntryBody::File(Content::Nothing { .. }) | EntryBody::Symlink { .. } | EntryBody::Fifo => {}
+            EntryBody::File(Content::Nothing { .. })
+            | EntryBody::Symlink { .. }
+            | EntryBody::Fifo
+            | EntryBody::Socket
+            | EntryBody::CharacterDevice(_)
+            | EntryBody::BlockDevice(_) => {}
         }
         Ok(())
     }

@@ -176,16 +176,26 @@ impl DeviceNumber {
     /// create one, and opening it reaches nothing.
     pub const NONE: Self = Self { major: 0, minor: 0 };
 
+    /// Whether a kernel can have it: 12 bits for the driver and 20 for the device.
+    pub const fn is_possible(self) -> bool {
+        self.major < 1 << 12 && self.minor < 1 << 20
+    }
+
     fn encode(self, out: &mut Vec<u8>) {
         put_varint(out, self.major.into());
         put_varint(out, self.minor.into());
     }
 
     fn decode(cursor: &mut Cursor<'_>) -> Result<Self, MalformedObject> {
-        // The kernel's own number has 12 bits for the driver and 20 for the device.
-        let major = cursor.length((1 << 12) - 1, "a device number that no kernel has")?;
-        let minor = cursor.length((1 << 20) - 1, "a device number that no kernel has")?;
-        Ok(Self { major: major as u32, minor: minor as u32 })
+        let max = u32::MAX as usize;
+        let major = cursor.length(max, "a device number that no kernel has")? as u32;
+        let minor = cursor.length(max, "a device number that no kernel has")? as u32;
+        let number = Self { major, minor };
+        if number.is_possible() {
+            Ok(number)
+        } else {
+            Err(cursor.malformed("a device number that no kernel has"))
+        }
     }
 }
 

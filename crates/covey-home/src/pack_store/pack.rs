@@ -412,3 +412,45 @@ fn u32_at(bytes: &[u8], at: usize) -> u32 {
 fn u64_at(bytes: &[u8], at: usize) -> u64 {
     bytes[at..at + 8].iter().rev().fold(0, |value, byte| value << 8 | u64::from(*byte))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn random(len: usize) -> Vec<u8> {
+        let mut bytes = vec![0; len];
+        blake3::Hasher::new().finalize_xof().fill(&mut bytes);
+        bytes
+    }
+
+    #[test]
+    fn a_frame_that_unfolds_to_more_than_it_says_is_damage_and_costs_no_memory() {
+        let bomb = zstd::bulk::compress(&vec![0; 64 << 20], 1).unwrap();
+        assert!(bomb.len() < 64 << 10);
+        for plain_len in [1, 100, BLOCK_BYTES_MAX as u32] {
+            let frame = Frame { offset: 0, stored_len: bomb.len() as u32, plain_len, codec: Codec::Zstd };
+            assert!(open_frame(bomb.clone(), &frame).is_err(), "{plain_len}");
+        }
+    }
+
+    #[test]
+    fn what_looks_random_is_stored_as_it_is_and_everything_else_is_compressed() {
+        let noise = random(300_000);
+        let base64: Vec<u8> =
+            noise.iter().map(|byte| b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdef"[*byte as usize % 32]).collect();
+        let half: Vec<u8> = noise[..150_000].iter().copied().chain(vec![7; 150_000]).collect();
+        let mut out = Vec::new();
+        for (plain, wanted) in [(&noise, Codec::Raw), (&base64, Codec::Zstd), (&half, Codec::Zstd)] {
+            assert_eq!(compress(plain, 1, &mut out).unwrap(), wanted);
+            if wanted == Codec::Zstd {
+                let frame = Frame {
+                    offset: 0,
+                    stored_len: out.len() as u32,
+                    plain_len: plain.len() as u32,
+                    codec: wanted,
+                };
+                assert_eq!(&open_frame(out.clone(), &frame).unwrap(), plain);
+            }
+        }
+    }
+}
