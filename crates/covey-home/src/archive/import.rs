@@ -243,10 +243,14 @@ impl TrimSlashes for [u8] {
 
 /// The number of a device node; an archive that says none means none.
 fn number(member: &Member) -> Result<DeviceNumber, ArchiveError> {
-    let field = |value: std::io::Result<Option<u32>>| {
+    let field = |value: std::io::Result<Option<u32>>, at: usize| {
+        let blank = member.header.as_bytes()[at..at + 8].iter().all(|byte| matches!(byte, 0 | b' '));
+        let value = if blank { Ok(None) } else { value };
         value.map(Option::unwrap_or_default).map_err(|error| member.wrong(error.to_string()))
     };
-    let (major, minor) = (field(member.header.device_major())?, field(member.header.device_minor())?);
+    // Where the fields stand in a header.
+    let major = field(member.header.device_major(), 329)?;
+    let minor = field(member.header.device_minor(), 337)?;
     let number = DeviceNumber { major, minor };
     if number.is_possible() { Ok(number) } else { Err(member.wrong("a device number that no kernel has")) }
 }
