@@ -3,6 +3,7 @@
 //! What stays true: a pattern that cannot be read excludes nothing and is reported. What does not belong here:
 //! package caches; that they are kept is on purpose.
 
+use covey_types::BlockHash;
 use globset::{GlobBuilder, GlobMatcher};
 
 /// What the tool that reads it restores by itself.
@@ -72,7 +73,7 @@ impl Excludes {
     }
 
     /// Whether the name in the directory at `dir` (a path from the root, empty for the root) is not kept.
-    pub(crate) fn excludes(&self, dir: &[u8], name: &[u8], is_dir: bool) -> bool {
+    pub fn excludes(&self, dir: &[u8], name: &[u8], is_dir: bool) -> bool {
         use std::os::unix::ffi::OsStrExt;
         if self.names.iter().any(|excluded| excluded == name) {
             return true;
@@ -87,6 +88,43 @@ impl Excludes {
             return true;
         }
         !is_dir && self.globs.iter().any(|glob| glob.is_match(std::ffi::OsStr::from_bytes(name)))
+    }
+
+    /// Whether a path from the root that is no directory is not kept, by itself or by a directory above it.
+    pub fn excludes_path(&self, path: &[u8]) -> bool {
+        let mut dir_len = 0;
+        path.split(|byte| *byte == b'/').any(|name| {
+            let start = if dir_len == 0 { 0 } else { dir_len + 1 };
+            let dir = &path[..dir_len];
+            dir_len = start + name.len();
+            self.excludes(dir, name, dir_len < path.len())
+        })
+    }
+
+    /// Names the list: equal for lists that exclude the same for the same reasons.
+    pub fn fingerprint(&self) -> BlockHash {
+        let globs = self.globs.iter().map(|glob| glob.glob().glob().as_bytes());
+        let kinds: [Vec<&[u8]>; 3] = [
+            self.paths.iter().map(Vec::as_slice).collect(),
+            self.names.iter().map(Vec::as_slice).collect(),
+            globs.collect(),
+        ];
+        let mut text = Vec::new();
+        for mut kind in kinds {
+            kind.sort_unstable();
+            kind.dedup();
+            for pattern in kind {
+                text.extend_from_slice(pattern);
+                text.push(0);
+            }
+            text.push(0);
+        }
+        BlockHash::of(&text)
+    }
+
+    /// The patterns that are paths from the root.
+    pub(crate) fn paths(&self) -> &[Vec<u8>] {
+        &self.paths
     }
 
     /// Whether paths from the root matter, so that the caller has to know where it is.
@@ -115,6 +153,26 @@ mod tests {
         assert!(one.excludes(b"", b"only", false));
         assert!(!one.excludes(b"x", b"only", false));
         assert!(!one.excludes(b"", b"y-only", false));
+    }
+
+    #[test]
+    fn a_path_is_excluded_by_any_directory_above_it() {
+        let excludes = Excludes::from_setting(None);
+        assert!(excludes.excludes_path(b"a/__pycache__/b/c"));
+        assert!(excludes.excludes_path(b".cache/pip/x"));
+        assert!(!excludes.excludes_path(b"a/.cache/pip/x"));
+        assert!(!excludes.excludes_path(b"x.tmp/y"), "a glob matches names of files");
+        assert!(excludes.excludes_path(b"x/y.tmp"));
+        assert!(!excludes.excludes_path(b"y"));
+    }
+
+    #[test]
+    fn a_fingerprint_is_of_what_is_excluded() {
+        let of = |text| Excludes::parse(text).fingerprint();
+        assert_eq!(of("a,b,*.c"), of("*.c\nb,a,a"));
+        assert_ne!(of("a"), of("/a"));
+        assert_ne!(of("a"), of("b"));
+        assert_ne!(of("a"), Excludes::none().fingerprint());
     }
 
     #[test]

@@ -26,6 +26,7 @@ mod progress;
 mod secure;
 mod stat_cache;
 mod sys;
+pub mod tracked;
 mod verify;
 pub mod view;
 mod work;

@@ -13,7 +13,7 @@ use rustix::time::{ClockId, clock_gettime};
 /// Threads at most; more than this many requests in flight gained nothing when it was measured on a cold disk.
 pub(crate) const THREADS_MAX: usize = 16;
 /// Enough for recursion over the deepest tree that is accepted; only touched pages cost memory.
-const STACK_BYTES: usize = 64 * 1024 * 1024;
+pub(crate) const STACK_BYTES: usize = 64 * 1024 * 1024;
 /// How often it is looked whether the threads wait.
 const WATCH_PERIOD: Duration = Duration::from_millis(4);
 
