@@ -1,6 +1,6 @@
 //! `cargo xtask bench`: measures one part on this machine and prints JSON.
 //!
-//! The measuring code of a sandbox stands beside what it measures and is passed through. Homes are measured from
+//! The measuring code of sandboxes and mounts stands beside what it measures and is passed through. Homes are measured from
 //! outside, process by process, beside the tools that people use instead ([`home`]).
 
 mod home;
@@ -25,13 +25,15 @@ pub(crate) struct BenchArgs {
 #[derive(Debug, Subcommand)]
 enum Part {
     /// Starting, freezing and losing sandboxes.
-    Sandbox(SandboxArgs),
+    Sandbox(ExampleArgs),
     /// Securing and materializing homes, beside the tools that are installed.
     Home(home::HomeArgs),
+    /// Mounting homes and securing what changed in them; as root.
+    Mount(ExampleArgs),
 }
 
 #[derive(Debug, Args)]
-struct SandboxArgs {
+struct ExampleArgs {
     /// Print one JSON object.
     #[arg(long)]
     json: bool,
@@ -42,15 +44,18 @@ struct SandboxArgs {
 
 pub(crate) fn run(root: &Path, args: &BenchArgs) -> anyhow::Result<()> {
     match &args.part {
-        Part::Sandbox(args) => {
-            let mut command = process::cargo(root);
-            command.args(["run", "--quiet", "--release", "--package", "covey-runner"]);
-            command.args(["--example", "bench-sandbox", "--"]);
-            if args.json {
-                command.arg("--json");
-            }
-            process::run(command.args(&args.rest), BENCH_LIMIT)
-        }
+        Part::Sandbox(args) => example(root, "covey-runner", "bench-sandbox", args),
         Part::Home(args) => home::run(root, args),
+        Part::Mount(args) => example(root, "covey-mount", "bench-mount", args),
     }
+}
+
+/// Runs a release example that measures, and passes its JSON through.
+fn example(root: &Path, package: &str, example: &str, args: &ExampleArgs) -> anyhow::Result<()> {
+    let mut command = process::cargo(root);
+    command.args(["run", "--quiet", "--release", "--package", package, "--example", example, "--"]);
+    if args.json {
+        command.arg("--json");
+    }
+    process::run(command.args(&args.rest), BENCH_LIMIT)
 }

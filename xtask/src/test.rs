@@ -4,6 +4,7 @@
 //! in silence. Later stages run even when earlier ones failed, so that one run shows everything.
 
 mod installed;
+mod mounts;
 mod product;
 mod sdk;
 mod unprivileged;
@@ -41,7 +42,7 @@ struct Ground<'a> {
 enum Outcome {
     Passed,
     /// It has nothing to check here; the reason is shown and it counts as passed.
-    NotNeeded(&'static str),
+    NotNeeded(String),
 }
 
 type Run = fn(&Ground<'_>) -> anyhow::Result<Outcome>;
@@ -52,7 +53,7 @@ struct Stage {
     run: Run,
 }
 
-const STAGES: [Stage; 14] = [
+const STAGES: [Stage; 15] = [
     Stage { name: "format", about: "cargo fmt --check", run: workspace::format },
     Stage { name: "graph", about: "which crate may know which", run: |g| passed(graph::check(g.root)) },
     Stage { name: "tidy", about: "rules of CONTRIBUTING.md", run: |g| passed(tidy::check(g.root)) },
@@ -65,6 +66,11 @@ const STAGES: [Stage; 14] = [
         name: "unprivileged",
         about: "as root: the tests of home, runner and sandboxd again as an ordinary user",
         run: unprivileged::run,
+    },
+    Stage {
+        name: "mounts",
+        about: "as root: homes are mounted for real, where the kernel can",
+        run: mounts::run,
     },
     Stage { name: "build", about: "the release binary, which the stages below use", run: product::build },
     Stage { name: "sdk-python", about: "the official Python SDK against `covey up`", run: sdk::python },

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use covey_home::manifest::{Blob, Content, Entry, EntryBody, ListingBuilder, Meta, Root, Time};
 use covey_home::{
-    Block, BlockStore, DirectoryStore, Excludes, MaterializeRequest, NoProgress, SecureReport, SecureRequest,
+    Block, BlockStore, PackStore, Excludes, MaterializeRequest, NoProgress, SecureReport, SecureRequest,
 };
 use covey_mount::{Cache, Image, ImageRequest, MountRequest, MountedHome, SecureMounted};
 use covey_types::{BlockHash, RootHash};
@@ -173,7 +173,7 @@ fn first_look(dir: &Path) -> Outcome<()> {
 
 struct Bench<'a> {
     place: &'a Path,
-    store: &'a DirectoryStore,
+    store: &'a PackStore,
     excludes: Excludes,
 }
 
@@ -295,14 +295,14 @@ fn generated(entries: u64) -> Outcome<Value> {
     let scratch = tempfile::tempdir()?;
     let plain = scratch.path().join("plain");
     generate(&plain, entries)?;
-    let store = DirectoryStore::open(&scratch.path().join("store"), "bench")?;
+    let store = PackStore::open_directory(&scratch.path().join("store"), "bench")?;
     let bench = Bench { place: scratch.path(), store: &store, excludes: Excludes::none() };
     bench.run(&plain, &scratch.path().join("stat-cache"))
 }
 
 fn real(home: &Path) -> Outcome<Value> {
     let scratch = tempfile::tempdir()?;
-    let store = DirectoryStore::open(&scratch.path().join("store"), "bench")?;
+    let store = PackStore::open_directory(&scratch.path().join("store"), "bench")?;
     let base = scan(home, &store, None)?;
     let (plain, stat_cache) = (scratch.path().join("plain"), scratch.path().join("stat-cache"));
     covey_home::materialize(&MaterializeRequest {
@@ -324,7 +324,7 @@ fn real(home: &Path) -> Outcome<Value> {
 fn made_up(entries: u64) -> Outcome<Value> {
     const DIRS_PER_GROUP: u64 = 1_000;
     let scratch = tempfile::tempdir()?;
-    let open = || DirectoryStore::open(&scratch.path().join("store"), "bench");
+    let open = || PackStore::open_directory(&scratch.path().join("store"), "bench");
     let store = open()?;
     let meta = Meta { mode: 0o755, mtime: Time { seconds: 1, nanoseconds: 2 }, xattrs: Blob::empty() };
     let upload = store.upload()?;

@@ -117,6 +117,9 @@ pub struct UnmountReport {
 /// Why a home was not mounted or unmounted.
 #[derive(Debug, thiserror::Error)]
 pub enum MountError {
+    /// Only root may mount.
+    #[error("only root can mount a home; as an ordinary user make a copy of it")]
+    NotRoot,
     /// The cache, the image, or the store.
     #[error(transparent)]
     Cache(#[from] CacheError),
@@ -187,7 +190,7 @@ impl MountError {
             Self::Root { source: ObjectError::Store(error), .. } => error.fault(),
             Self::Root { source: ObjectError::Malformed(_), .. } => Fault::Invalid,
             Self::Io { .. } => Fault::Retry,
-            Self::Mount { .. } | Self::OtherBase { .. } => Fault::Denied,
+            Self::NotRoot | Self::Mount { .. } | Self::OtherBase { .. } => Fault::Denied,
             Self::MountedElsewhere { .. } | Self::PlaceTaken { .. } => Fault::Denied,
             Self::NoState { .. } => Fault::NotFound,
         }
@@ -229,6 +232,9 @@ impl MountedHome {
     /// When it is not mounted afterwards; what was fetched stays in the cache.
     pub fn mount(request: &MountRequest<'_>) -> Result<(Self, MountReport), MountError> {
         let start = Instant::now();
+        if !rustix::process::geteuid().is_root() {
+            return Err(MountError::NotRoot);
+        }
         let make_dir = |path: &Path| match fs::DirBuilder::new().mode(0o700).create(path) {
             Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(io_error(path)(error)),
             _ => Ok(()),
@@ -323,6 +329,16 @@ impl MountedHome {
         let dir = state.canonicalize().ok()?;
         let state = Place { dir: dir.clone(), _lock: None }.read_state()?;
         Some(Self { dir, state })
+    }
+
+    /// The state directory of the home that is mounted at `dir` now.
+    ///
+    /// # Errors
+    /// When the table of mounts cannot be read.
+    pub fn state_at(dir: &Path) -> io::Result<Option<PathBuf>> {
+        let Some(upper) = overlay::mounted_at(dir)?.and_then(|top| top.upper_dir()) else { return Ok(None) };
+        let state = upper.parent().map(Path::to_owned);
+        Ok(state.filter(|state| state.join("state.json").is_file()))
     }
 
     /// Unmounts the home of this state directory, wherever and by whomever it was mounted; that it is not mounted

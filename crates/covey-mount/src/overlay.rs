@@ -4,10 +4,11 @@
 //! nothing mounted; a home is either mounted with everything it needs (metacopy, redirects, the index that keeps
 //! hard links together) or not at all, although the kernel would silently go on with less.
 
+use std::ffi::OsString;
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{CWD, Mode, OFlags};
@@ -102,7 +103,7 @@ fn check_options(target: &Path) -> Result<(), MountStepError> {
     let step = "checking the mounted home";
     let found = mounted_at(target).map_err(|source| MountStepError { step, said: String::new(), source })?;
     let missing = match &found {
-        Some(mount) => NEEDED_OPTIONS.iter().find(|needed| !mount.options.iter().any(|have| have == *needed)),
+        Some(mount) => NEEDED_OPTIONS.iter().find(|needed| !mount.options.iter().any(|have| have == needed.as_bytes())),
         None => Some(&"its line in /proc/self/mountinfo"),
     };
     let Some(missing) = missing else { return Ok(()) };
@@ -117,16 +118,21 @@ fn check_options(target: &Path) -> Result<(), MountStepError> {
 #[derive(Debug)]
 pub(crate) struct MountPoint {
     pub(crate) file_system: String,
-    pub(crate) options: Vec<String>,
+    /// As bytes, because paths are.
+    pub(crate) options: Vec<Vec<u8>>,
 }
 
 impl MountPoint {
+    /// Of an overlay its upper directory.
+    pub(crate) fn upper_dir(&self) -> Option<PathBuf> {
+        let options = self.options.iter().filter(|_| self.file_system == "overlay");
+        let mut paths = options.filter_map(|option| option.strip_prefix(b"upperdir="));
+        paths.next().map(|path| PathBuf::from(OsString::from_vec(path.to_vec())))
+    }
+
     /// Whether it is an overlay with this upper directory.
     pub(crate) fn is_overlay_on(&self, upper: &Path) -> bool {
-        // The kernel puts a backslash before what would end the option; `options` has lost the first escape.
-        let wanted = [b"upperdir=", upper.as_os_str().as_bytes()].concat();
-        self.file_system == "overlay"
-            && self.options.iter().any(|option| unescaped(option.as_bytes(), b'\\') == wanted)
+        self.upper_dir().is_some_and(|found| found == upper)
     }
 }
 
@@ -140,16 +146,15 @@ pub(crate) fn mounted_at(place: &Path) -> io::Result<Option<MountPoint>> {
 /// One line of `mountinfo`, if it is of that place.
 fn parse(line: &[u8], place: &Path) -> Option<MountPoint> {
     let fields: Vec<&[u8]> = line.split(|byte| *byte == b' ').collect();
-    let at = PathBuf::from(std::ffi::OsString::from_vec(octal_unescaped(fields.get(4)?)));
+    let at = PathBuf::from(OsString::from_vec(octal_unescaped(fields.get(4)?)));
     if at != place {
         return None;
     }
     let dash = fields.iter().position(|field| *field == b"-")?;
-    let text = |field: &[u8]| String::from_utf8_lossy(&octal_unescaped(field)).into_owned();
-    let options = text(fields.get(dash + 3)?);
     Some(MountPoint {
-        file_system: text(fields.get(dash + 1)?),
-        options: options.split(',').map(str::to_owned).collect(),
+        file_system: String::from_utf8_lossy(fields.get(dash + 1)?).into_owned(),
+        // Split first: a comma in a path is escaped.
+        options: fields.get(dash + 3)?.split(|byte| *byte == b',').map(octal_unescaped).collect(),
     })
 }
 
@@ -164,15 +169,6 @@ fn octal_unescaped(field: &[u8]) -> Vec<u8> {
             out.push(*first);
             rest = behind;
         }
-    }
-    out
-}
-
-fn unescaped(bytes: &[u8], mark: u8) -> Vec<u8> {
-    let mut out = Vec::with_capacity(bytes.len());
-    let mut bytes = bytes.iter();
-    while let Some(byte) = bytes.next() {
-        out.push(if *byte == mark { *bytes.next().unwrap_or(byte) } else { *byte });
     }
     out
 }
@@ -207,10 +203,11 @@ mod tests {
 
     #[test]
     fn a_mount_is_found_by_its_place_and_known_by_its_upper_directory() {
-        let line = br"48 27 0:47 / /tmp/a\040b rw,relatime shared:1 - overlay none rw,upperdir=/s/a\134,b,index=on";
+        let line = br"48 27 0:47 / /tmp/a\040b rw,relatime shared:1 - overlay none rw,upperdir=/s/a\054b/upper,index=on";
         let found = parse(line, Path::new("/tmp/a b")).unwrap();
         assert_eq!(found.file_system, "overlay");
-        assert!(found.options.iter().any(|option| option == "index=on"));
+        assert!(found.options.iter().any(|option| option == b"index=on"));
+        assert!(found.is_overlay_on(Path::new("/s/a,b/upper")));
         assert!(parse(line, Path::new("/tmp/a")).is_none());
         let plain = br"48 27 0:47 / /m rw - overlay none rw,upperdir=/s/x\040y/upper,index=on";
         let found = parse(plain, Path::new("/m")).unwrap();

@@ -24,7 +24,7 @@ const PROGRAM_LIMIT: Duration = Duration::from_secs(15 * 60);
 
 pub(super) fn run(ground: &Ground<'_>) -> anyhow::Result<Outcome> {
     if !ground.is_root {
-        return Ok(Outcome::NotNeeded("everything ran as an ordinary user already"));
+        return Ok(Outcome::NotNeeded("everything ran as an ordinary user already".to_owned()));
     }
     installed::require("setpriv", "util-linux")?;
     let programs = test_programs(ground)?;

@@ -4,6 +4,7 @@
 //! `import` and `covey run`.
 
 pub(crate) mod local;
+mod mounted;
 
 use std::path::PathBuf;
 
@@ -42,6 +43,12 @@ pub(crate) enum HomeCommand {
         /// Number that must not get smaller; refuses a publisher that was overtaken [default: the newest].
         #[arg(long, value_name = "NUMBER")]
         fencing_token: Option<u64>,
+        /// Of a mounted home: look at everything instead of what changed.
+        #[arg(long)]
+        scan: bool,
+        /// Of a mounted home: look at everything as well, and refuse when that shows another state.
+        #[arg(long, conflicts_with = "scan")]
+        cross_check: bool,
     },
     /// Make a directory exactly what a snapshot says: what is not in it is removed; no server needed.
     Materialize {
@@ -55,6 +62,32 @@ pub(crate) enum HomeCommand {
         /// A state by its hash.
         #[arg(long, value_name = "HASH")]
         root: Option<RootHash>,
+    },
+    /// Show a snapshot as a directory at once, without copying it; as root, no server needed.
+    Mount {
+        /// The directory; made when it is missing, else empty.
+        dir: PathBuf,
+        #[command(flatten)]
+        place: StorePlace,
+        /// An earlier generation [default: the current one].
+        #[arg(long, value_name = "NUMBER", conflicts_with = "root")]
+        generation: Option<u64>,
+        /// A state by its hash.
+        #[arg(long, value_name = "HASH")]
+        root: Option<RootHash>,
+        #[command(flatten)]
+        options: mounted::MountOptions,
+    },
+    /// Take a mounted home away; its changes are kept for the next mount.
+    Umount {
+        /// Where it is mounted.
+        dir: PathBuf,
+        /// Where its changes are kept, for a home that is not mounted any more.
+        #[arg(long, value_name = "DIR")]
+        state: Option<PathBuf>,
+        /// Throw its changes away.
+        #[arg(long)]
+        discard: bool,
     },
     /// Make a directory the current state of an agent's home, on the server's own machine.
     Import {
@@ -84,7 +117,17 @@ pub(crate) async fn run(global: &Global, command: &HomeCommand) -> anyhow::Resul
         HomeCommand::List => list(global).await?,
         HomeCommand::Show { home } => show(global, home).await?,
         HomeCommand::Snapshots { home } => snapshots(global, home).await?,
-        HomeCommand::Secure { dir, place, fencing_token } => secure(global, dir, place, *fencing_token)?,
+        HomeCommand::Secure { dir, place, fencing_token, scan, cross_check } => {
+            secure(global, dir, place, *fencing_token, *scan, *cross_check)?;
+        }
+        HomeCommand::Mount { dir, place, generation, root, options } => {
+            let pointers = Pointers::open(&place.store, &place.org)?;
+            let root = root_to_use(&pointers, place, *generation, *root)?;
+            mounted::mount(global, dir, place, root, options)?;
+        }
+        HomeCommand::Umount { dir, state, discard } => {
+            mounted::umount(global, dir, state.as_deref(), *discard)?;
+        }
         HomeCommand::Materialize { dir, place, generation, root } => {
             materialize(global, dir, place, *generation, *root)?;
         }
@@ -107,12 +150,21 @@ fn secure(
     dir: &std::path::Path,
     place: &StorePlace,
     fencing_token: Option<u64>,
+    scan: bool,
+    cross_check: bool,
 ) -> anyhow::Result<()> {
     let pointers = Pointers::open(&place.store, &place.org)?;
     let newest = pointers.current(&place.home)?.map_or(FencingToken(0), |current| current.token);
     let token = fencing_token.map_or(newest, FencingToken);
     let local = local::LocalStore::open(&place.store, &place.org)?;
-    let report = local.secure_and_publish(dir, &place.home, &pointers, token)?;
+    let tracked = match scan {
+        true => None,
+        false => mounted::secure_and_publish(&local, dir, &place.home, &pointers, token, cross_check)?,
+    };
+    let report = match tracked {
+        Some(report) => report,
+        None => local.secure_and_publish(dir, &place.home, &pointers, token)?,
+    };
     output::value(global.json, &serde_json::to_value(&report)?, |_| secured_text(&report))?;
     if report.generation.is_none() {
         let text = "not published: something in the home could not be read, see the warnings";
@@ -134,6 +186,28 @@ fn secured_text(report: &SecureReport) -> String {
     ])
 }
 
+/// The state that the arguments name.
+fn root_to_use(
+    pointers: &Pointers,
+    place: &StorePlace,
+    generation: Option<u64>,
+    root: Option<RootHash>,
+) -> anyhow::Result<RootHash> {
+    match (root, generation) {
+        (Some(root), _) => Ok(root),
+        (None, Some(wanted)) => {
+            let kept = pointers.snapshots(&place.home)?;
+            let found = kept.into_iter().find(|pointer| pointer.generation.0 == wanted);
+            let text = format!("generation {wanted} of `{}` is not kept", place.home);
+            Ok(found.ok_or_else(|| Refusal::new(Fault::NotFound, text))?.root)
+        }
+        (None, None) => {
+            let text = format!("the home `{}` has no snapshot in {}", place.home, place.store.display());
+            Ok(pointers.current(&place.home)?.ok_or_else(|| Refusal::new(Fault::NotFound, text))?.root)
+        }
+    }
+}
+
 fn materialize(
     global: &Global,
     dir: &std::path::Path,
@@ -142,19 +216,7 @@ fn materialize(
     root: Option<RootHash>,
 ) -> anyhow::Result<()> {
     let pointers = Pointers::open(&place.store, &place.org)?;
-    let root = match (root, generation) {
-        (Some(root), _) => root,
-        (None, Some(wanted)) => {
-            let kept = pointers.snapshots(&place.home)?;
-            let found = kept.into_iter().find(|pointer| pointer.generation.0 == wanted);
-            let text = format!("generation {wanted} of `{}` is not kept", place.home);
-            found.ok_or_else(|| Refusal::new(Fault::NotFound, text))?.root
-        }
-        (None, None) => {
-            let text = format!("the home `{}` has no snapshot in {}", place.home, place.store.display());
-            pointers.current(&place.home)?.ok_or_else(|| Refusal::new(Fault::NotFound, text))?.root
-        }
-    };
+    let root = root_to_use(&pointers, place, generation, root)?;
     let local = local::LocalStore::open(&place.store, &place.org)?;
     let report = local.materialize(dir, &place.home, root).context("the directory is not complete")?;
     output::value(global.json, &serde_json::to_value(&report)?, |_| {

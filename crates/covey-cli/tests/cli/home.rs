@@ -159,3 +159,37 @@ fn a_directory_is_imported_into_an_agents_home_on_the_servers_own_machine() {
     assert_eq!((&sent["base_generation"], &sent["files"]), (&json!(0), &json!(3)));
     assert_eq!(sent["root"], imported["root"]);
 }
+
+#[test]
+fn a_home_is_mounted_only_where_that_works_and_said_so_elsewhere() {
+    let place = Place::alone();
+    small_home(&place.path().join("dir"));
+    let secured = secure(&place, &[]);
+    let nothing = place.run(&["home", "umount", "mounted"]);
+    assert_eq!(nothing.code, 3, "{nothing:?}");
+    let args = [&["home", "mount", "mounted", "--json"], &PLACE[..]].concat();
+    if covey_mount::probe(place.path()).is_err() {
+        let refused = place.run(&args);
+        assert_eq!(refused.code, 4, "{refused:?}");
+        return;
+    }
+    let report = place.json(&args);
+    assert_eq!((&report["root"], &report["files"], &report["fetched"]), (&secured["root"], &json!(3), &json!(2)));
+    for field in ["elapsed_ms", "image_bytes", "fetched_bytes"] {
+        assert!(report[field].is_u64(), "{field}: {report}");
+    }
+    let mounted = place.path().join("mounted");
+    assert_eq!(fs::read_link(mounted.join("link")).unwrap(), Path::new("src/main.rs"));
+    fs::rename(mounted.join("src"), mounted.join("moved")).unwrap();
+    let secure_args = [&["home", "secure", "mounted", "--json", "--cross-check"], &PLACE[..]].concat();
+    let second = place.json(&secure_args);
+    assert_eq!((&second["generation"], &second["files"]), (&json!(2), &json!(3)));
+    let scanned = place.json(&[&["home", "secure", "mounted", "--json", "--scan"], &PLACE[..]].concat());
+    assert_eq!(scanned["root"], second["root"]);
+    assert_eq!(place.json(&["home", "umount", "mounted", "--json"])["was_mounted"], true);
+    assert!(!mounted.join("moved").exists());
+    let again = place.json(&args);
+    assert_eq!((&again["root"], &again["continued"]), (&second["root"], &json!(true)));
+    assert!(mounted.join("moved/main.rs").exists());
+    assert_eq!(place.json(&["home", "umount", "mounted", "--discard", "--json"])["discarded"], true);
+}

@@ -419,3 +419,19 @@ fn a_deep_tree_is_mounted_and_changed() {
     drop(dir);
     ground.secure_both_ways(&mut home);
 }
+
+#[test]
+fn odd_paths_are_mounted_and_found_again() {
+    let ground = Ground::new();
+    fs::write(ground.home().join("file"), b"1").unwrap();
+    let base = ground.scan(&ground.home()).root;
+    let odd = ground.path().join("a, b\\c:d=e\n").join("x".repeat(250));
+    fs::create_dir_all(&odd).unwrap();
+    let (dir, state) = (odd.join("mounted"), odd.join("state"));
+    let cache = covey_mount::Cache::open(&odd.join("cache"), None).unwrap();
+    MountedHome::mount(&ground.request(base, &cache, &dir, &state)).unwrap();
+    assert_eq!(MountedHome::state_at(&dir).unwrap(), Some(state.canonicalize().unwrap()));
+    assert_eq!(fs::read(dir.join("file")).unwrap(), b"1");
+    assert!(MountedHome::umount(&state, true).unwrap().was_mounted);
+    assert_eq!(MountedHome::state_at(&dir).unwrap(), None);
+}

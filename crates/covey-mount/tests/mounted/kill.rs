@@ -7,14 +7,14 @@ use std::process::{Command, Stdio};
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
-use covey_home::{DirectoryStore, Excludes, NoProgress, SecureRequest};
+use covey_home::{PackStore, Excludes, NoProgress, SecureRequest};
 use covey_mount::{Cache, MountRequest, MountedHome, SecureMounted};
 use covey_types::{BlockHash, RootHash};
 
 const DIR_VARIABLE: &str = "COVEY_MOUNT_KILL_TEST_DIR";
 const ROUNDS: u64 = 40;
 
-fn mount(dir: &Path, store: &DirectoryStore, root: RootHash) -> MountedHome {
+fn mount(dir: &Path, store: &PackStore, root: RootHash) -> MountedHome {
     let cache = Cache::open(&dir.join("cache"), None).unwrap();
     let request = MountRequest {
         root,
@@ -36,7 +36,7 @@ fn base(dir: &Path) -> RootHash {
     fs::read_to_string(dir.join("base")).unwrap().parse().unwrap()
 }
 
-fn secure(home: &mut MountedHome, store: &DirectoryStore) -> (RootHash, Vec<String>) {
+fn secure(home: &mut MountedHome, store: &PackStore) -> (RootHash, Vec<String>) {
     let cancel = AtomicBool::new(false);
     let request = SecureMounted {
         store,
@@ -56,7 +56,7 @@ fn secure(home: &mut MountedHome, store: &DirectoryStore) -> (RootHash, Vec<Stri
 #[ignore = "the body of the process that the kill test starts"]
 fn child() {
     let dir = PathBuf::from(std::env::var_os(DIR_VARIABLE).expect("started by the kill test"));
-    let store = DirectoryStore::open(&dir.join("store"), "org").unwrap();
+    let store = PackStore::open_directory(&dir.join("store"), "org").unwrap();
     for number in 0.. {
         let mut home = mount(&dir, &store, base(&dir));
         let at = home.dir().to_owned();
@@ -79,7 +79,7 @@ fn killed_at_any_point_a_home_can_be_mounted_secured_and_unmounted() {
     for number in 0..200 {
         fs::write(dir.join(format!("home/dir/file-{number}")), format!("{number}").repeat(500)).unwrap();
     }
-    let store = DirectoryStore::open(&dir.join("store"), "org").unwrap();
+    let store = PackStore::open_directory(&dir.join("store"), "org").unwrap();
     let root = covey_home::secure(&SecureRequest {
         dir: &dir.join("home"),
         store: &store,

@@ -10,7 +10,7 @@ use std::sync::atomic::AtomicBool;
 
 use anyhow::Context as _;
 use covey_home::{
-    Excludes, MaterializeReport, MaterializeRequest, PackStore, Pointers, SecureReport, SecureRequest,
+    BlockStore,     Excludes, MaterializeReport, MaterializeRequest, PackStore, Pointers, SecureReport, SecureRequest,
 };
 use covey_types::{BlockHash, Fault, FencingToken, RootHash};
 use serde_json::{Value, json};
@@ -90,14 +90,18 @@ impl LocalStore {
         })
         .with_context(|| format!("securing {}", dir.display()))?;
         drop(progress);
-        for warning in &report.warnings {
-            eprintln!("warning: {}", one_line(warning));
-        }
-        if report.skipped > 0 {
-            let paths = one_line(&report.skipped_paths.join(", "));
-            eprintln!("warning: {} names are of a kind that is not kept: {paths}", report.skipped);
-        }
+        report_to_people(&report);
         Ok(report)
+    }
+
+    /// The org's blocks.
+    pub(crate) fn blocks(&self) -> &dyn BlockStore {
+        &self.store
+    }
+
+    /// What is not kept.
+    pub(crate) const fn excludes(&self) -> &Excludes {
+        &self.excludes
     }
 
     /// Makes `dir` exactly what `root` says.
@@ -156,8 +160,19 @@ impl LocalStore {
     }
 }
 
+/// Says what a secure left out or could not do.
+pub(crate) fn report_to_people(report: &SecureReport) {
+    for warning in &report.warnings {
+        eprintln!("warning: {}", one_line(warning));
+    }
+    if report.skipped > 0 {
+        let paths = one_line(&report.skipped_paths.join(", "));
+        eprintln!("warning: {} names are of a kind that is not kept: {paths}", report.skipped);
+    }
+}
+
 /// Root gives files back to whom the directory belongs; anybody else can only own what they make.
-fn owner_to_keep(dir: &Path) -> Option<(u32, u32)> {
+pub(crate) fn owner_to_keep(dir: &Path) -> Option<(u32, u32)> {
     if !rustix::process::geteuid().is_root() {
         return None;
     }
