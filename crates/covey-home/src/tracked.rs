@@ -164,8 +164,8 @@ pub fn secure_tracked(request: &TrackedRequest<'_>) -> Result<SecureReport, Trac
     let root = object::read_root(request.store, &request.base).map_err(base_error)?;
     let base_links = object::read_links(request.store, &root).map_err(base_error)?;
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    let dir = rustix::fs::open(request.upper, flags, Mode::empty())
-        .map_err(|error| home_error(error.into()))?;
+    let dir =
+        rustix::fs::open(request.upper, flags, Mode::empty()).map_err(|error| home_error(error.into()))?;
     let stat = sys::stat_fd(dir.as_fd()).map_err(home_error)?;
     let mut warnings: Vec<String> = request
         .excludes
@@ -175,12 +175,14 @@ pub fn secure_tracked(request: &TrackedRequest<'_>) -> Result<SecureReport, Trac
         .collect();
     let known = match request.known {
         None => known::Known::default(),
-        Some(path) => known::Known::load(path, &stat, &request.base, request.store).unwrap_or_else(|reason| {
-            if path.exists() {
-                warnings.push(format!("the whole upper directory is read again: {reason}"));
-            }
-            Ok(known::Known::default())
-        })?,
+        Some(path) => {
+            known::Known::load(path, &stat, &request.base, request.store).unwrap_or_else(|reason| {
+                if path.exists() {
+                    warnings.push(format!("the whole upper directory is read again: {reason}"));
+                }
+                Ok(known::Known::default())
+            })?
+        }
     };
     let upload = request.store.upload().map_err(SecureError::from)?;
     let lower = lower::Lower::new(request, &root);

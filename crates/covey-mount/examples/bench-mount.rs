@@ -15,7 +15,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use covey_home::manifest::{Blob, Content, Entry, EntryBody, ListingBuilder, Meta, Root, Time};
 use covey_home::{
-    Block, BlockStore, PackStore, Excludes, MaterializeRequest, NoProgress, SecureReport, SecureRequest,
+    Block, BlockStore, Excludes, MaterializeRequest, NoProgress, PackStore, SecureReport, SecureRequest,
 };
 use covey_mount::{Cache, Image, ImageRequest, MountRequest, MountedHome, SecureMounted};
 use covey_types::{BlockHash, RootHash};
@@ -78,7 +78,10 @@ fn generate(home: &Path, entries: u64) -> Outcome<()> {
         fs::create_dir_all(&path)?;
         for file in 0..FILES_PER_DIR {
             let seed = dir * FILES_PER_DIR + file;
-            fs::write(path.join(format!("file-{file}.txt")), letters(seed, 64).repeat(1 + (seed % 60) as usize))?;
+            fs::write(
+                path.join(format!("file-{file}.txt")),
+                letters(seed, 64).repeat(1 + (seed % 60) as usize),
+            )?;
         }
     }
     Ok(())
@@ -243,7 +246,7 @@ impl Bench<'_> {
             ready_ms.push(ms(start.elapsed()));
         }
         self.umount()?;
-        let (mut home, _) = self.mount(base.root, &cache)?;
+        let (home, _) = self.mount(base.root, &cache)?;
         let (mut tracked_ms, mut scan_ms, mut cpu) = (Vec::new(), Vec::new(), Vec::new());
         let (mut read, mut scan_read, mut last) = (Vec::new(), Vec::new(), None);
         for seed in 0..3 {

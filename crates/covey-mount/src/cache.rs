@@ -107,7 +107,21 @@ impl Cache {
         let dir = dir.canonicalize().map_err(io_error(dir))?;
         let cache = Self { dir, limit_bytes, boot };
         cache.begin_session()?;
+        cache.sweep()?;
         Ok(cache)
+    }
+
+    /// Removes what processes that died were writing.
+    fn sweep(&self) -> Result<(), CacheError> {
+        // Whoever writes holds the lock: alone, there is nobody whose drafts these could be.
+        let Some(_alone) = self.try_lock_alone()? else { return Ok(()) };
+        let mut left = session::entries(&self.dir.join("tmp"))?;
+        let is_draft = |path: &PathBuf| {
+            let name = path.file_name().and_then(|name| name.to_str());
+            name.is_some_and(|name| name.starts_with(Image::DRAFT_PREFIX))
+        };
+        left.extend(session::entries(&self.images())?.into_iter().filter(is_draft));
+        left.iter().try_for_each(|path| fs::remove_file(path).map_err(io_error(path)))
     }
 
     /// Its directory, as an absolute path.
@@ -172,9 +186,7 @@ impl Cache {
         // Which image was used last decides what is trimmed first.
         let mark = self.images().join(format!("{}.json", image.id()));
         let touched = File::options().write(true).open(&mark);
-        touched
-            .and_then(|file| file.set_modified(std::time::SystemTime::now()))
-            .map_err(io_error(&mark))?;
+        touched.and_then(|file| file.set_modified(std::time::SystemTime::now())).map_err(io_error(&mark))?;
         Ok(image)
     }
 

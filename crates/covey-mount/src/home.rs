@@ -4,6 +4,7 @@
 //! upper/       what changed since the base; the overlay's upper directory
 //! work/        overlayfs' own; work/index holds changed inodes with several names
 //! state.json   which base, which image, where it is mounted; written when upper/ and work/ are ready for it
+//! secured      the root that the last secure came to
 //! known        what of upper/ was read by earlier secures
 //! lock         held while the state changes
 //! ```
@@ -206,8 +207,6 @@ fn io_error(path: &Path) -> impl FnOnce(io::Error) -> MountError {
 struct State {
     version: u32,
     base: RootHash,
-    /// The root that a secure of these changes came to last.
-    secured: Option<RootHash>,
     image: String,
     /// Names of the base that the excludes left out of the image.
     excluded: u64,
@@ -246,7 +245,8 @@ impl MountedHome {
         let upper = place.upper();
         let mut old = place.read_state();
         if let Some(state) = &old {
-            let fits = |state: &State| state.base == request.root || state.secured == Some(request.root);
+            let fits =
+                |state: &State| state.base == request.root || place.read_secured() == Some(request.root);
             let mounted = place.is_mounted_at(&state.dir)?;
             if mounted && (state.dir != dir || !fits(state)) {
                 return Err(MountError::MountedElsewhere { at: state.dir.clone() });
@@ -297,7 +297,6 @@ impl MountedHome {
         let state = State {
             version: VERSION,
             base,
-            secured: old.as_ref().and_then(|state| state.secured),
             image: image.id().to_owned(),
             excluded: image.facts().excluded,
             excludes: request.excludes.fingerprint(),
@@ -366,11 +365,7 @@ impl MountedHome {
         if discard {
             place.throw_away()?;
         }
-        Ok(UnmountReport {
-            was_mounted,
-            discarded: discard,
-            elapsed_ms: start.elapsed().as_millis() as u64,
-        })
+        Ok(UnmountReport { was_mounted, discarded: discard, elapsed_ms: start.elapsed().as_millis() as u64 })
     }
 
     /// Where it was last mounted.
@@ -398,7 +393,7 @@ impl MountedHome {
     /// # Errors
     /// When it came to no root; [`TrackedError::scan_may_help`] says whether scanning [`MountedHome::dir`] is the
     /// way on.
-    pub fn secure(&mut self, request: &SecureMounted<'_>) -> Result<SecureReport, TrackedError> {
+    pub fn secure(&self, request: &SecureMounted<'_>) -> Result<SecureReport, TrackedError> {
         if self.state.excluded > 0 || self.state.excludes != request.excludes.fingerprint() {
             return Err(TrackedError::OtherExcludes);
         }
@@ -432,13 +427,12 @@ impl MountedHome {
     ///
     /// # Errors
     /// When the note could not be written.
-    pub fn note_secured(&mut self, root: RootHash) -> Result<(), MountError> {
-        let place = Place::open(&self.dir)?;
-        let mut state = self.state.clone();
-        state.secured = Some(root);
-        place.write_state(&state)?;
-        self.state = state;
-        Ok(())
+    pub fn note_secured(&self, root: RootHash) -> Result<(), MountError> {
+        let (path, draft) = (self.dir.join("secured"), self.dir.join("secured.draft"));
+        // Not flushed: a note that a power cut takes or tears only costs that the changes are not taken up again.
+        fs::write(&draft, format!("{root}\n"))
+            .and_then(|()| fs::rename(&draft, &path))
+            .map_err(io_error(&path))
     }
 
     /// Compares a tracked secure's root with a scan of the mounted directory, which reads everything. Nobody may
@@ -550,6 +544,10 @@ impl Place {
         serde_json::from_slice(&text).ok().filter(|state: &State| state.version == VERSION)
     }
 
+    fn read_secured(&self) -> Option<RootHash> {
+        fs::read_to_string(self.dir.join("secured")).ok()?.trim_end().parse().ok()
+    }
+
     fn write_state(&self, state: &State) -> Result<(), MountError> {
         let (path, draft) = (self.dir.join("state.json"), self.dir.join("state.draft"));
         let write = || -> io::Result<()> {
@@ -564,7 +562,7 @@ impl Place {
 
     fn throw_away(&self) -> Result<(), MountError> {
         // The state first: an upper directory without one was never used.
-        for name in ["state.json", "known"] {
+        for name in ["state.json", "secured", "known"] {
             let path = self.dir.join(name);
             match fs::remove_file(&path) {
                 Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(io_error(&path)(error)),

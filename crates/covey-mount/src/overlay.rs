@@ -13,8 +13,8 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{CWD, Mode, OFlags};
 use rustix::mount::{
-    FsMountFlags, FsOpenFlags, MountAttrFlags, MoveMountFlags, UnmountFlags, fsconfig_create, fsconfig_set_fd,
-    fsconfig_set_flag, fsconfig_set_string, fsmount, fsopen, move_mount, unmount,
+    FsMountFlags, FsOpenFlags, MountAttrFlags, MoveMountFlags, UnmountFlags, fsconfig_create,
+    fsconfig_set_fd, fsconfig_set_flag, fsconfig_set_string, fsmount, fsopen, move_mount, unmount,
 };
 
 /// What overlayfs has to have switched on, as it shows in its mount options.
@@ -62,8 +62,8 @@ pub(crate) fn mount(layers: Layers<'_>, target: &Path) -> Result<(), MountStepEr
     told(&context, "making the image read-only", fsconfig_set_flag(&context, "ro"))?;
     told(&context, "mounting the image", fsconfig_create(&context))?;
     let attributes = MountAttrFlags::MOUNT_ATTR_RDONLY | MountAttrFlags::MOUNT_ATTR_NODEV;
-    let tree = fsmount(&context, FsMountFlags::FSMOUNT_CLOEXEC, attributes)
-        .map_err(failed("mounting the image"))?;
+    let tree =
+        fsmount(&context, FsMountFlags::FSMOUNT_CLOEXEC, attributes).map_err(failed("mounting the image"))?;
 
     let context =
         fsopen("overlay", FsOpenFlags::FSOPEN_CLOEXEC).map_err(failed("asking the kernel for overlay"))?;
@@ -103,7 +103,9 @@ fn check_options(target: &Path) -> Result<(), MountStepError> {
     let step = "checking the mounted home";
     let found = mounted_at(target).map_err(|source| MountStepError { step, said: String::new(), source })?;
     let missing = match &found {
-        Some(mount) => NEEDED_OPTIONS.iter().find(|needed| !mount.options.iter().any(|have| have == needed.as_bytes())),
+        Some(mount) => {
+            NEEDED_OPTIONS.iter().find(|needed| !mount.options.iter().any(|have| have == needed.as_bytes()))
+        }
         None => Some(&"its line in /proc/self/mountinfo"),
     };
     let Some(missing) = missing else { return Ok(()) };

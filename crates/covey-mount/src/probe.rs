@@ -89,15 +89,15 @@ fn attempt(place: &Path) -> Result<(), Unsupported> {
         progress: &NoProgress,
         threads: 1,
     });
-    let (mut home, _) = mounted.map_err(|error| broken("mounting", &error))?;
-    let tried = change(&mut home, &store, &excludes, root);
+    let (home, _) = mounted.map_err(|error| broken("mounting", &error))?;
+    let tried = change(&home, &store, &excludes, root);
     let unmounted: Result<_, MountError> = MountedHome::umount(&state, true);
     tried.and_then(|()| unmounted.map(|_| ()).map_err(|error| broken("unmounting", &error)))
 }
 
 /// A directory from below is renamed, an inode with two names written through one of them.
 fn change(
-    home: &mut MountedHome,
+    home: &MountedHome,
     store: &MemoryStore,
     excludes: &Excludes,
     root: RootHash,

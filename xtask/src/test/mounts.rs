@@ -22,7 +22,15 @@ pub(super) fn run(ground: &Ground<'_>) -> anyhow::Result<Outcome> {
         return Ok(Outcome::NotNeeded(why));
     }
     let mut command = process::cargo(ground.root);
-    command.args(["test", "--locked", "--workspace", "--features", "covey-mount/mounts", "--test", "mounted"]);
+    command.args([
+        "test",
+        "--locked",
+        "--workspace",
+        "--features",
+        "covey-mount/mounts",
+        "--test",
+        "mounted",
+    ]);
     passed(process::run(&mut command, TESTS_LIMIT))
 }
 

@@ -16,7 +16,7 @@ use super::{Ground, Outcome, installed};
 use crate::process;
 
 /// Crates that behave differently for root: ownership, namespaces, cgroups.
-const PACKAGES: [&str; 3] = ["covey-home", "covey-runner", "covey-sandboxd"];
+const PACKAGES: [&str; 4] = ["covey-home", "covey-mount", "covey-runner", "covey-sandboxd"];
 /// In no account list, so nothing on the machine is readable or owned by accident; not the overflow id.
 const UID: u32 = 23_456;
 const BUILD_LIMIT: Duration = Duration::from_secs(30 * 60);

@@ -81,6 +81,7 @@ pub(crate) async fn run(global: &Global, args: &DoctorArgs) -> anyhow::Result<Ex
     let data_dir = global.data_dir()?;
     let mut checks = vec![data_dir_is_writable(&data_dir)];
     checks.extend(sandbox_works(&data_dir));
+    checks.push(homes_can_be_mounted(&data_dir));
     checks.push(model_key());
     if let Some(url) = &args.model_url {
         checks.push(model_is_reachable(url).await);
@@ -110,6 +111,15 @@ fn data_dir_is_writable(data_dir: &Path) -> Check {
             "choose another with --data-dir or COVEY_DATA_DIR, on a local file system that this user may write",
         ),
     }
+}
+
+fn homes_can_be_mounted(data_dir: &Path) -> Check {
+    let name = "mounted homes";
+    let check = match covey_mount::probe(&nearest_existing(data_dir)) {
+        Ok(()) => Check::passed(name, "a home was mounted, changed and secured"),
+        Err(error) => Check::failed(name, format!("homes are copied: {}", error.missing), error.remedy),
+    };
+    check.optional()
 }
 
 /// What the database asks of a file system.

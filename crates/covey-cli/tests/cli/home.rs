@@ -174,7 +174,10 @@ fn a_home_is_mounted_only_where_that_works_and_said_so_elsewhere() {
         return;
     }
     let report = place.json(&args);
-    assert_eq!((&report["root"], &report["files"], &report["fetched"]), (&secured["root"], &json!(3), &json!(2)));
+    assert_eq!(
+        (&report["root"], &report["files"], &report["fetched"]),
+        (&secured["root"], &json!(3), &json!(2))
+    );
     for field in ["elapsed_ms", "image_bytes", "fetched_bytes"] {
         assert!(report[field].is_u64(), "{field}: {report}");
     }

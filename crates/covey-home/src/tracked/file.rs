@@ -29,10 +29,8 @@ pub(super) fn blob(upload: &dyn Upload, bytes: &[u8]) -> Result<Blob, StoreError
         return Ok(Blob::Inline(bytes.to_vec()));
     }
     let len = bytes.len() as u64;
-    let blocks = bytes
-        .chunks(window_bytes(len) as usize)
-        .map(|part| put(upload, part))
-        .collect::<Result<_, _>>()?;
+    let blocks =
+        bytes.chunks(window_bytes(len) as usize).map(|part| put(upload, part)).collect::<Result<_, _>>()?;
     Ok(Blob::Blocks { len, blocks })
 }
 
@@ -67,7 +65,9 @@ pub(super) fn read(upload: &dyn Upload, cancel: &AtomicBool, file: &File) -> Res
     let mut bytes_read = 0;
     for reads in 1.. {
         let content = match read_content(upload, cancel, file, stat.size, &mut bytes_read) {
-            Err(ReadError::Io(error)) if error.kind() == io::ErrorKind::UnexpectedEof && reads < READS_MAX => {
+            Err(ReadError::Io(error))
+                if error.kind() == io::ErrorKind::UnexpectedEof && reads < READS_MAX =>
+            {
                 None
             }
             other => Some(other?),

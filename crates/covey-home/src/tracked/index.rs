@@ -101,8 +101,7 @@ pub(super) fn read(
     for name in names.iter() {
         let path = request.index.join(std::ffi::OsStr::from_bytes(name.to_bytes()));
         let stat = sys::stat_at(dir.as_fd(), name).map_err(failed(&path))?;
-        let is_inode =
-            matches!(stat.file_type, FileType::RegularFile | FileType::Symlink | FileType::Fifo);
+        let is_inode = matches!(stat.file_type, FileType::RegularFile | FileType::Symlink | FileType::Fifo);
         // The kernel's own temporary names begin with `#`; directories and whiteouts are not of interest here.
         if !is_inode || name.to_bytes().starts_with(b"#") {
             continue;

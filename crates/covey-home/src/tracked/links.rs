@@ -14,7 +14,8 @@ pub(super) fn merge(base: &LinkTable, changed: &ChangedInodes, merged: &Merged) 
         by_inode.entry(*inode).or_default().push(path.clone());
     }
     let untouched = base.groups.iter().enumerate().filter(|(number, _)| !changed.groups.contains(number));
-    let untouched = untouched.map(|(_, group)| group.iter().filter_map(|path| locate(merged, path)).collect());
+    let untouched =
+        untouched.map(|(_, group)| group.iter().filter_map(|path| locate(merged, path)).collect());
     by_inode.into_values().chain(untouched).collect()
 }
 
@@ -25,7 +26,9 @@ fn locate(merged: &Merged, path: &[u8]) -> Option<Vec<u8>> {
         if merged.hidden.contains_key(&path[..end]) {
             return None;
         }
-        let Some(slash) = path[..end].iter().rposition(|byte| *byte == b'/') else { return Some(path.to_vec()) };
+        let Some(slash) = path[..end].iter().rposition(|byte| *byte == b'/') else {
+            return Some(path.to_vec());
+        };
         if let Some(place) = merged.places.get(&path[..slash]) {
             return Some(join(place, &path[slash + 1..]));
         }

@@ -87,9 +87,7 @@ pub(super) fn run(
         let work = || merge.dir(Some(0), Some(top));
         match std::thread::Builder::new().stack_size(STACK_BYTES).spawn_scoped(scope, work) {
             Ok(thread) => thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)),
-            Err(source) => {
-                Err(SecureError::Home { dir: request.upper.to_owned(), source }.into())
-            }
+            Err(source) => Err(SecureError::Home { dir: request.upper.to_owned(), source }.into()),
         }
     })?;
     Ok((listing, merge.merged))
@@ -113,7 +111,8 @@ impl Merge<'_> {
             }
             None => None,
         };
-        let mut below = listing.as_ref().map_or(&[][..], |listing| listing.entries.as_slice()).iter().peekable();
+        let mut below =
+            listing.as_ref().map_or(&[][..], |listing| listing.entries.as_slice()).iter().peekable();
         let mut builder = ListingBuilder::default();
         for entry in entries {
             while let Some((name, kept)) = below.next_if(|(name, _)| **name < *entry.name) {
@@ -164,7 +163,8 @@ impl Merge<'_> {
         match what {
             What::Whiteout | What::NotKept => self.hide(lower, name, same),
             What::Directory { number, meta, opaque, redirect } => {
-                let below = if *opaque { None } else { self.lower_dir(name, same, lower, redirect.as_ref())? };
+                let below =
+                    if *opaque { None } else { self.lower_dir(name, same, lower, redirect.as_ref())? };
                 let stays = below.is_some() && redirect.is_none();
                 if !stays {
                     self.hide(lower, name, same);

@@ -37,7 +37,8 @@ pub(super) fn sum(lower: &Lower<'_>, base: &Root, merged: &Merged) -> Result<Tot
         }
     }
     let left = |base: u64, added: u64, gone: u64| (base + added).checked_sub(gone);
-    match (left(base.files, merged.files_added, gone.files), left(base.bytes, merged.bytes_added, gone.bytes)) {
+    match (left(base.files, merged.files_added, gone.files), left(base.bytes, merged.bytes_added, gone.bytes))
+    {
         (Some(files), Some(bytes)) => Ok(Totals { files, bytes }),
         _ => {
             let problem = "it counts fewer files than it has";

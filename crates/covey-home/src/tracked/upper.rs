@@ -196,64 +196,62 @@ impl Scan<'_> {
         let mut children = Vec::new();
         for name in names.iter() {
             let bytes = name.to_bytes();
-            let stat =
-                sys::stat_at(dir.as_fd(), name).map_err(|error| unreadable(anchor, bytes, error))?;
+            let stat = sys::stat_at(dir.as_fd(), name).map_err(|error| unreadable(anchor, bytes, error))?;
             let is_dir = stat.file_type == FileType::Directory;
             let marks_of = || -> Result<(Xattrs, Marks), TrackedError> {
                 let full = [prefix.as_slice(), name.to_bytes_with_nul()].concat();
                 let full = CStr::from_bytes_with_nul(&full).map_err(io::Error::other);
                 full.and_then(marks::read).map_err(|error| unreadable(anchor, bytes, error))
             };
-            let what = if is_whiteout(dir.as_fd(), name, &stat)
-                .map_err(|error| unreadable(anchor, bytes, error))?
-            {
-                What::Whiteout
-            } else if self.request.excludes.excludes(&path, bytes, is_dir) {
-                What::NotKept
-            } else {
-                match stat.file_type {
-                    FileType::Directory => {
-                        let (xattrs, marks) = marks_of()?;
-                        children.push((entries.len(), name.to_owned(), marks.opaque));
-                        What::Directory {
-                            number: 0,
-                            meta: meta_of(self.upload, &stat, &xattrs)?,
-                            opaque: marks.opaque == Opaque::Yes,
-                            redirect: marks.redirect,
+            let what =
+                if is_whiteout(dir.as_fd(), name, &stat).map_err(|error| unreadable(anchor, bytes, error))? {
+                    What::Whiteout
+                } else if self.request.excludes.excludes(&path, bytes, is_dir) {
+                    What::NotKept
+                } else {
+                    match stat.file_type {
+                        FileType::Directory => {
+                            let (xattrs, marks) = marks_of()?;
+                            children.push((entries.len(), name.to_owned(), marks.opaque));
+                            What::Directory {
+                                number: 0,
+                                meta: meta_of(self.upload, &stat, &xattrs)?,
+                                opaque: marks.opaque == Opaque::Yes,
+                                redirect: marks.redirect,
+                            }
+                        }
+                        FileType::RegularFile => {
+                            let (xattrs, marks) = marks_of()?;
+                            let meta = meta_of(self.upload, &stat, &xattrs)?;
+                            if opaque == Opaque::HoldsWhiteouts && marks.whiteout && stat.size == 0 {
+                                What::Whiteout
+                            } else if marks.metacopy && !self.changed.by_inode.contains_key(&stat.inode) {
+                                let (inode, links) = (stat.inode, stat.links);
+                                What::Metacopy { meta, redirect: marks.redirect, inode, links }
+                            } else {
+                                self.file(&stat, meta, name, entries.len(), &mut to_read)
+                            }
+                        }
+                        FileType::Symlink => {
+                            let target = rustix::fs::readlinkat(&*dir, name, Vec::new());
+                            let target = target.map_err(|error| unreadable(anchor, bytes, error.into()))?;
+                            let meta = meta_of(self.upload, &stat, &Xattrs::default())?;
+                            special(&stat, meta, EntryBody::Symlink { target: target.into_bytes() })
+                        }
+                        FileType::Fifo => {
+                            let (xattrs, _) = marks_of()?;
+                            special(&stat, meta_of(self.upload, &stat, &xattrs)?, EntryBody::Fifo)
+                        }
+                        _ => {
+                            let mut upper = lock(&self.upper);
+                            upper.skipped += 1;
+                            if upper.skipped_paths.len() < REPORTED_MAX {
+                                upper.skipped_paths.push(show(&anchor.path_of(bytes)));
+                            }
+                            What::NotKept
                         }
                     }
-                    FileType::RegularFile => {
-                        let (xattrs, marks) = marks_of()?;
-                        let meta = meta_of(self.upload, &stat, &xattrs)?;
-                        if opaque == Opaque::HoldsWhiteouts && marks.whiteout && stat.size == 0 {
-                            What::Whiteout
-                        } else if marks.metacopy && !self.changed.by_inode.contains_key(&stat.inode) {
-                            let (inode, links) = (stat.inode, stat.links);
-                            What::Metacopy { meta, redirect: marks.redirect, inode, links }
-                        } else {
-                            self.file(&stat, meta, name, entries.len(), &mut to_read)
-                        }
-                    }
-                    FileType::Symlink => {
-                        let target = rustix::fs::readlinkat(&*dir, name, Vec::new());
-                        let target = target.map_err(|error| unreadable(anchor, bytes, error.into()))?;
-                        let meta = meta_of(self.upload, &stat, &Xattrs::default())?;
-                        special(&stat, meta, EntryBody::Symlink { target: target.into_bytes() })
-                    }
-                    FileType::Fifo => {
-                        let (xattrs, _) = marks_of()?;
-                        special(&stat, meta_of(self.upload, &stat, &xattrs)?, EntryBody::Fifo)
-                    }
-                    _ => {
-                        let mut upper = lock(&self.upper);
-                        upper.skipped += 1;
-                        if upper.skipped_paths.len() < REPORTED_MAX {
-                            upper.skipped_paths.push(show(&anchor.path_of(bytes)));
-                        }
-                        What::NotKept
-                    }
-                }
-            };
+                };
             self.request.progress.files_done(1);
             entries.push(UpperEntry { name: bytes.into(), what });
         }
@@ -300,12 +298,7 @@ impl Scan<'_> {
         What::Whole(whole)
     }
 
-    fn read_batch(
-        &self,
-        anchor: &Anchor,
-        number: usize,
-        files: Vec<ToRead>,
-    ) -> Result<(), TrackedError> {
+    fn read_batch(&self, anchor: &Anchor, number: usize, files: Vec<ToRead>) -> Result<(), TrackedError> {
         let dir = anchor.open().map_err(|error| unreadable(anchor, b"", error))?;
         for to_read in files {
             let slot = to_read.slot;
@@ -333,8 +326,8 @@ impl Scan<'_> {
         if stat.file_type != FileType::RegularFile {
             return Err(failed(io::Error::other("it becomes something else while it is looked at")));
         }
-        let shared = (to_read.links > 1)
-            .then(|| Arc::clone(lock(&self.shared).entry(stat.inode).or_default()));
+        let shared =
+            (to_read.links > 1).then(|| Arc::clone(lock(&self.shared).entry(stat.inode).or_default()));
         let mut slot = shared.as_ref().map(|shared| lock(shared));
         if let Some(done) = slot.as_ref().and_then(|slot| (**slot).clone()) {
             return Ok(done);

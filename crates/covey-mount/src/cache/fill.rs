@@ -195,9 +195,7 @@ impl Cache {
         let draft = self.draft();
         let file = File::options().write(true).create_new(true).mode(0o600).open(&draft)?;
         let written = match whole {
-            Some(bytes) => {
-                file.write_all_at(&bytes, 0).map(|()| bytes.len() as u64).map_err(PutError::Write)
-            }
+            Some(bytes) => file.write_all_at(&bytes, 0).map(|()| bytes.len() as u64).map_err(PutError::Write),
             None => write_mapped(&file, content, store),
         };
         let placed = written.and_then(|bytes| {

@@ -50,10 +50,6 @@ impl Cache {
     /// When something cannot be read or removed.
     pub fn trim(&self) -> Result<Option<CacheReport>, CacheError> {
         let Some(_alone) = self.try_lock_alone()? else { return Ok(None) };
-        // Nobody writes while we are alone: drafts are of processes that died.
-        for path in entries(&self.dir.join("tmp"))? {
-            fs::remove_file(&path).map_err(io_error(&path))?;
-        }
         let mut sizes: HashMap<ShortId, u64> = HashMap::new();
         let mut report = CacheReport::default();
         for dir in entries(&self.contents())? {

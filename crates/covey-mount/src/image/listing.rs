@@ -5,34 +5,42 @@ use covey_home::manifest::{Entry, ListingPart, MalformedObject, decode_listing_o
 use covey_home::object::ObjectError;
 use covey_types::BlockHash;
 
-/// Calls `object` for each object of the directory and `each` for each entry, in order.
+/// Who is told what a directory has.
+pub(super) trait Visitor {
+    type Error: From<ObjectError>;
+    /// One object of the directory.
+    fn object(&mut self, hash: BlockHash, bytes: &[u8]) -> Result<(), Self::Error>;
+    /// One entry; they come in order.
+    fn entry(&mut self, name: Vec<u8>, entry: Entry) -> Result<(), Self::Error>;
+}
+
+/// Tells `visitor` all objects and entries of the directory.
 ///
 /// # Errors
-/// When an object cannot be read or contradicts its index, and the first error of a callback.
-pub(super) fn read<E: From<ObjectError>>(
+/// When an object cannot be read or contradicts its index, and the first error of the visitor.
+pub(super) fn read<V: Visitor>(
     store: &dyn BlockStore,
     listing: &BlockHash,
-    object: &mut dyn FnMut(BlockHash, &[u8]) -> Result<(), E>,
-    each: &mut dyn FnMut(Vec<u8>, Entry) -> Result<(), E>,
-) -> Result<(), E> {
-    let mut get = |hash: &BlockHash| -> Result<ListingPart, E> {
+    visitor: &mut V,
+) -> Result<(), V::Error> {
+    let get = |hash: &BlockHash, visitor: &mut V| -> Result<ListingPart, V::Error> {
         let bytes = store.get(hash).map_err(ObjectError::from)?;
-        object(*hash, &bytes)?;
+        visitor.object(*hash, &bytes)?;
         Ok(decode_listing_object(&bytes).map_err(ObjectError::from)?)
     };
-    let pieces = match get(listing)? {
+    let pieces = match get(listing, visitor)? {
         ListingPart::Entries(entries) => {
-            return entries.into_iter().try_for_each(|(name, entry)| each(name, entry));
+            return entries.into_iter().try_for_each(|(name, entry)| visitor.entry(name, entry));
         }
         ListingPart::Index(pieces) => pieces,
     };
     let malformed = |problem| {
         let error = MalformedObject { object: "listing", at: 0, problem };
-        Err(E::from(ObjectError::from(error)))
+        Err(V::Error::from(ObjectError::from(error)))
     };
     let mut last: Option<Vec<u8>> = None;
     for piece in pieces {
-        let ListingPart::Entries(entries) = get(&piece.listing)? else {
+        let ListingPart::Entries(entries) = get(&piece.listing, visitor)? else {
             return malformed("an index below an index");
         };
         let first_is_right = entries.first().is_some_and(|first| first.0 == piece.first);
@@ -41,7 +49,7 @@ pub(super) fn read<E: From<ObjectError>>(
             return malformed("an index that does not describe its objects");
         }
         last = entries.last().map(|(name, _)| name.clone());
-        entries.into_iter().try_for_each(|(name, entry)| each(name, entry))?;
+        entries.into_iter().try_for_each(|(name, entry)| visitor.entry(name, entry))?;
     }
     Ok(())
 }

@@ -111,14 +111,8 @@ fn malformed(object: &'static str, problem: &'static str) -> Fault {
 pub(super) fn write(request: &ImageRequest<'_>, draft: &Path) -> Result<ImageFacts, ImageError> {
     let image_path = draft.with_extension("erofs");
     let failed = |source| ImageError::Write { path: image_path.clone(), source };
-    let facts = ImageFacts {
-        root: request.root,
-        entries: 0,
-        files: 0,
-        bytes: 0,
-        excluded: 0,
-        image_bytes: 0,
-    };
+    let facts =
+        ImageFacts { root: request.root, entries: 0, files: 0, bytes: 0, excluded: 0, image_bytes: 0 };
     let file = File::options().read(true).write(true).create_new(true).open(&image_path).map_err(failed)?;
     let mut writer = Writer {
         request,
@@ -149,6 +143,25 @@ pub(super) fn write(request: &ImageRequest<'_>, draft: &Path) -> Result<ImageFac
     let (_, blocks) = segments.finish(head, &shared_block()).map_err(failed)?;
     facts.image_bytes = u64::from(blocks) * BLOCK_BYTES as u64;
     Ok(facts)
+}
+
+/// A directory whose entries come in.
+struct Opening<'w, 'a> {
+    writer: &'w mut Writer<'a>,
+    frame: &'w mut Frame,
+    linked: &'w [(Vec<u8>, usize)],
+}
+
+impl listing::Visitor for Opening<'_, '_> {
+    type Error = Fault;
+
+    fn object(&mut self, hash: BlockHash, bytes: &[u8]) -> Result<(), Fault> {
+        Ok(self.writer.objects.push(hash, bytes)?)
+    }
+
+    fn entry(&mut self, name: Vec<u8>, entry: Entry) -> Result<(), Fault> {
+        self.writer.entry(self.frame, self.linked, &name, entry)
+    }
 }
 
 impl Writer<'_> {
@@ -234,16 +247,7 @@ impl Writer<'_> {
             parents_at: Vec::new(),
         };
         let linked = self.linked.remove(&self.path).unwrap_or_default();
-        let mut copied = Vec::new();
-        let mut object = |hash: BlockHash, bytes: &[u8]| -> Result<(), Fault> {
-            copied.push((hash, bytes.to_vec()));
-            Ok(())
-        };
-        let mut each = |name: Vec<u8>, entry: Entry| self.entry(&mut frame, &linked, &name, entry);
-        listing::read(store, listing, &mut object, &mut each)?;
-        for (hash, bytes) in copied {
-            self.objects.push(hash, &bytes)?;
-        }
+        listing::read(store, listing, &mut Opening { writer: self, frame: &mut frame, linked: &linked })?;
         // The next one is taken from the end; in the order of their names they are near each other.
         frame.pending.reverse();
         self.frames.push(frame);
@@ -401,8 +405,14 @@ impl Writer<'_> {
         let first = if blocks.is_empty() { 0 } else { self.segments.put_blocks(blocks)? };
         let layout = if tail_len == 0 { Layout::Plain(first) } else { Layout::Inline(first) };
         let size = dir.bytes.len() as u64;
-        let head =
-            self.head(&xattrs, MODE_DIRECTORY, &frame.meta, layout, size, frame.directories.saturating_add(2))?;
+        let head = self.head(
+            &xattrs,
+            MODE_DIRECTORY,
+            &frame.meta,
+            layout,
+            size,
+            frame.directories.saturating_add(2),
+        )?;
         let mut bytes = Vec::with_capacity(start + tail_len);
         head.encode(&mut bytes);
         xattrs.encode(&mut bytes);

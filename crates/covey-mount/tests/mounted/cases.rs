@@ -44,13 +44,15 @@ fn build_odd(home: &Path) {
     fs::hard_link(home.join("dir/file"), home.join("also")).unwrap();
     symlink("nowhere", home.join("link")).unwrap();
     symlink("t".repeat(4000), home.join("long-link")).unwrap();
-    rustix::fs::linkat(CWD, &home.join("link"), CWD, &home.join("link-again"), AtFlags::empty()).unwrap();
+    rustix::fs::linkat(CWD, home.join("link"), CWD, home.join("link-again"), AtFlags::empty()).unwrap();
     rustix::fs::mknodat(CWD, home.join("fifo"), FileType::Fifo, Mode::RUSR, 0).unwrap();
     let sparse = File::create(home.join("sparse")).unwrap();
     sparse.set_len(256 << 20).unwrap();
     sparse.write_all_at(b"middle", 100 << 20).unwrap();
     File::create(home.join("one-hole")).unwrap().set_len(5 << 30).unwrap();
-    for name in [&b"bad-\xff\xfe"[..], b"new\nline", b" lead", "e\u{301}".as_bytes(), "\u{e9}".as_bytes(), b"+"] {
+    for name in
+        [&b"bad-\xff\xfe"[..], b"new\nline", b" lead", "e\u{301}".as_bytes(), "\u{e9}".as_bytes(), b"+"]
+    {
         fs::write(home.join(std::ffi::OsStr::from_bytes(name)), name).unwrap();
     }
     fs::write(home.join("n".repeat(255)), b"x").unwrap();
@@ -86,9 +88,9 @@ fn build_odd(home: &Path) {
 fn what_is_mounted_is_what_was_secured() {
     let ground = Ground::new();
     build_odd(&ground.home());
-    let (mut home, base) = ground.mount_home();
+    let (home, base) = ground.mount_home();
     assert_eq!(ground.scan(&ground.mounted()).root, base);
-    assert_eq!(ground.secure_both_ways(&mut home).root, base);
+    assert_eq!(ground.secure_both_ways(&home).root, base);
     // The numbers of parents are right, which only who asks for them by number sees.
     let inode = |path: &str| fs::metadata(ground.mounted().join(path)).unwrap().ino();
     assert_eq!(inode("dir/sub/.."), inode("dir"));
@@ -116,20 +118,20 @@ fn every_entry_can_be_owned_by_the_homes_user() {
 fn a_lower_directory_can_be_renamed_again_and_again() {
     let ground = Ground::new();
     build_odd(&ground.home());
-    let (mut home, _) = ground.mount_home();
+    let (home, _) = ground.mount_home();
     let at = ground.mounted();
     fs::rename(at.join("dir"), at.join("moved")).unwrap();
-    ground.secure_both_ways(&mut home);
+    ground.secure_both_ways(&home);
     fs::rename(at.join("moved"), at.join("many/deeper")).unwrap();
     fs::write(at.join("many/deeper/new"), b"new").unwrap();
-    ground.secure_both_ways(&mut home);
+    ground.secure_both_ways(&home);
     fs::create_dir(at.join("dir")).unwrap();
     fs::rename(at.join("many/deeper/sub"), at.join("dir/sub")).unwrap();
-    ground.secure_both_ways(&mut home);
+    ground.secure_both_ways(&home);
     // Back to where it was, below another directory of the old name.
     fs::rename(at.join("many/deeper"), at.join("dir/many")).unwrap();
     fs::remove_dir_all(at.join("many")).unwrap();
-    ground.secure_both_ways(&mut home);
+    ground.secure_both_ways(&home);
     assert_eq!(fs::read(at.join("dir/many/file")).unwrap(), b"hello");
 }
 
@@ -137,24 +139,24 @@ fn a_lower_directory_can_be_renamed_again_and_again() {
 fn the_names_of_one_inode_stay_one_inode() {
     let ground = Ground::new();
     build_odd(&ground.home());
-    let (mut home, _) = ground.mount_home();
+    let (home, _) = ground.mount_home();
     let at = ground.mounted();
     // Written through one name: the others are in directories that nothing else touches.
     File::options().append(true).open(at.join("also")).unwrap().write_all(b" again").unwrap();
     assert_eq!(fs::read(at.join("dir/sub/same")).unwrap(), b"hello again");
-    ground.secure_both_ways(&mut home);
+    ground.secure_both_ways(&home);
     // One name goes, one comes, and the directory of the third is renamed.
     fs::remove_file(at.join("also")).unwrap();
     fs::hard_link(at.join("dir/file"), at.join("many/another")).unwrap();
     fs::rename(at.join("dir/sub"), at.join("sub")).unwrap();
-    ground.secure_both_ways(&mut home);
+    ground.secure_both_ways(&home);
     assert_eq!(fs::read(at.join("sub/same")).unwrap(), b"hello again");
     // A link with two names, of which one is removed: nothing is left to share.
     fs::remove_file(at.join("link")).unwrap();
-    ground.secure_both_ways(&mut home);
+    ground.secure_both_ways(&home);
     // Only the metadata of a shared inode changes.
     fs::set_permissions(at.join("sub/same"), fs::Permissions::from_mode(0o604)).unwrap();
-    ground.secure_both_ways(&mut home);
+    ground.secure_both_ways(&home);
     ground.umount();
     let root = ground.scan_after_mount();
     assert_eq!(fs::metadata(at.join("dir/file")).unwrap().mode() & 0o777, 0o604);
@@ -176,26 +178,26 @@ impl Ground {
 fn what_is_removed_is_gone_and_may_come_back_as_something_else() {
     let ground = Ground::new();
     build_odd(&ground.home());
-    let (mut home, _) = ground.mount_home();
+    let (home, _) = ground.mount_home();
     let at = ground.mounted();
     fs::remove_file(at.join("large")).unwrap();
     fs::remove_dir_all(at.join("dir")).unwrap();
-    ground.secure_both_ways(&mut home);
+    ground.secure_both_ways(&home);
     fs::create_dir(at.join("large")).unwrap();
     fs::write(at.join("large/inside"), b"1").unwrap();
     fs::write(at.join("dir"), b"a file now").unwrap();
-    ground.secure_both_ways(&mut home);
+    ground.secure_both_ways(&home);
     fs::remove_file(at.join("dir")).unwrap();
     fs::create_dir(at.join("dir")).unwrap();
     assert_eq!(fs::read_dir(at.join("dir")).unwrap().count(), 0, "what was below does not come back");
-    ground.secure_both_ways(&mut home);
+    ground.secure_both_ways(&home);
 }
 
 #[test]
 fn only_metadata_changes_cost_no_reading() {
     let ground = Ground::new();
     build_odd(&ground.home());
-    let (mut home, _) = ground.mount_home();
+    let (home, _) = ground.mount_home();
     let at = ground.mounted();
     fs::set_permissions(at.join("large"), fs::Permissions::from_mode(0o600)).unwrap();
     set_mtime(&at.join("sparse"), 1_000_000_000, 1);
@@ -204,7 +206,7 @@ fn only_metadata_changes_cost_no_reading() {
     fs::rename(at.join("large"), at.join("many/renamed")).unwrap();
     fs::set_permissions(at.join("many/name-10"), fs::Permissions::from_mode(0o600)).unwrap();
     fs::rename(at.join("many/name-10"), at.join("many/name-11")).unwrap();
-    let report = ground.secure_both_ways(&mut home);
+    let report = ground.secure_both_ways(&home);
     assert_eq!((report.files_read, report.bytes_read), (0, 0));
 }
 
@@ -212,7 +214,7 @@ fn only_metadata_changes_cost_no_reading() {
 fn a_second_secure_reads_only_what_changed_since() {
     let ground = Ground::new();
     build_odd(&ground.home());
-    let (mut home, _) = ground.mount_home();
+    let (home, _) = ground.mount_home();
     let at = ground.mounted();
     for number in 0..50 {
         fs::write(at.join(format!("many/name-{number}")), format!("changed {number}")).unwrap();
@@ -221,15 +223,15 @@ fn a_second_secure_reads_only_what_changed_since() {
     while SystemTime::now().duration_since(clock()).is_ok_and(|past| past < Duration::from_millis(60)) {
         std::thread::yield_now();
     }
-    assert_eq!(ground.secure_both_ways(&mut home).files_read, 50);
-    let again = ground.secure_both_ways(&mut home);
+    assert_eq!(ground.secure_both_ways(&home).files_read, 50);
+    let again = ground.secure_both_ways(&home);
     assert_eq!((again.files_read, again.blocks_new), (0, 0));
     fs::write(at.join("many/name-3"), "once more").unwrap();
-    assert_eq!(ground.secure_both_ways(&mut home).files_read, 1);
+    assert_eq!(ground.secure_both_ways(&home).files_read, 1);
     // What the store lost is read again, though nothing changed.
     let lost = covey_types::BlockHash::of(b"changed 7");
     assert!(ground.store.remove(&lost));
-    let report = ground.secure_both_ways(&mut home);
+    let report = ground.secure_both_ways(&home);
     assert!(report.files_read >= 1, "{report:?}");
 }
 
@@ -242,7 +244,7 @@ fn the_agents_own_overlay_attributes_survive() {
     // As a container engine in the agent's own name space leaves them.
     set_xattr(&home_dir.join("layer"), "user.overlay.opaque", b"y");
     set_xattr(&home_dir.join("layer/file"), "user.overlay.redirect", b"/elsewhere");
-    let (mut home, base) = ground.mount_home();
+    let (home, base) = ground.mount_home();
     let at = ground.mounted();
     assert_eq!(get_xattr(&at.join("layer"), "user.overlay.opaque").unwrap(), b"y");
     assert_eq!(ground.scan(&at).root, base);
@@ -253,7 +255,7 @@ fn the_agents_own_overlay_attributes_survive() {
     set_xattr(&at.join("upper-layer"), "trusted.overlay.opaque", b"y");
     set_xattr(&at.join("layer/file"), "trusted.overlay.redirect", b"/nowhere");
     fs::write(at.join("upper-layer/f"), b"y").unwrap();
-    ground.secure_both_ways(&mut home);
+    ground.secure_both_ways(&home);
     ground.umount();
     ground.scan_after_mount();
     assert_eq!(get_xattr(&at.join("upper-layer"), "trusted.overlay.opaque").unwrap(), b"y");
@@ -273,20 +275,20 @@ fn excludes_hold_where_a_name_is_now() {
     }
     fs::hard_link(dir.join("x/b/c/file"), dir.join("x/b/d/linked")).unwrap();
     // Secured with the same excludes, as a base always is.
-    let (mut home, base) = ground.mount_home();
+    let (home, base) = ground.mount_home();
     let at = ground.mounted();
     assert!(!at.join("plain/__pycache__").exists(), "it is not in the snapshot");
-    assert_eq!(ground.secure_both_ways(&mut home).root, base);
+    assert_eq!(ground.secure_both_ways(&home).root, base);
     // Renamed directories bring names to where they are excluded.
     fs::rename(at.join("caches"), at.join(".cache")).unwrap();
     fs::rename(at.join("x"), at.join("a")).unwrap();
     fs::write(at.join("plain/y.tmp"), b"not kept").unwrap();
-    ground.secure_both_ways(&mut home);
+    ground.secure_both_ways(&home);
     // And away again.
     fs::rename(at.join(".cache"), at.join("caches")).unwrap();
     fs::rename(at.join("plain/y.tmp"), at.join("plain/y")).unwrap();
     fs::rename(at.join("a/b"), at.join("plain/b")).unwrap();
-    ground.secure_both_ways(&mut home);
+    ground.secure_both_ways(&home);
     // Other excludes than the base's are for a scan.
     ground.excludes = Excludes::parse("plain");
     let cancel = std::sync::atomic::AtomicBool::new(false);
@@ -311,7 +313,7 @@ fn a_snapshot_with_excluded_names_is_mounted_without_them() {
     fs::hard_link(dir.join("kept"), dir.join("kept.tmp")).unwrap();
     let base = ground.scan(&dir).root;
     ground.excludes = Excludes::parse("*.tmp");
-    let mut home = ground.mount(base).unwrap().0;
+    let home = ground.mount(base).unwrap().0;
     let at = ground.mounted();
     assert_eq!(fs::read_dir(&at).unwrap().count(), 1);
     assert_eq!(fs::metadata(at.join("kept")).unwrap().nlink(), 1);
@@ -343,9 +345,9 @@ fn changes_are_never_laid_over_another_state() {
     assert!(matches!(refused, MountError::OtherBase { base: found, .. } if found == base), "{refused}");
     // Secured, these changes are what the new root names, and go on.
     let secured = {
-        let (mut home, report) = ground.mount(base).unwrap();
+        let (home, report) = ground.mount(base).unwrap();
         assert!(report.continued && !report.already);
-        ground.secure_both_ways(&mut home).root
+        ground.secure_both_ways(&home).root
     };
     ground.umount();
     let (_, report) = ground.mount(secured).unwrap();
@@ -385,17 +387,17 @@ fn a_home_in_use_is_not_unmounted_and_says_so() {
 fn a_sparse_file_keeps_its_holes_when_it_is_written() {
     let ground = Ground::new();
     build_odd(&ground.home());
-    let (mut home, _) = ground.mount_home();
+    let (home, _) = ground.mount_home();
     let path = ground.mounted().join("sparse");
     let mut file = File::options().read(true).write(true).open(&path).unwrap();
     file.seek(SeekFrom::Start(200 << 20)).unwrap();
     file.write_all(b"more").unwrap();
     drop(file);
-    let root = ground.secure_both_ways(&mut home).root;
+    let root = ground.secure_both_ways(&home).root;
     // The kernel copies a changed file in pieces of 1 MiB: holes around its data may be filled up to that.
     assert!(fs::metadata(&path).unwrap().blocks() * 512 < 8 << 20);
     File::options().write(true).open(ground.mounted().join("one-hole")).unwrap().set_len(1 << 40).unwrap();
-    assert_ne!(ground.secure_both_ways(&mut home).root, root);
+    assert_ne!(ground.secure_both_ways(&home).root, root);
 }
 
 #[test]
@@ -409,7 +411,7 @@ fn a_deep_tree_is_mounted_and_changed() {
     }
     let flags = rustix::fs::OFlags::CREATE | rustix::fs::OFlags::WRONLY;
     rustix::fs::openat(&dir, "deep", flags, Mode::RUSR).unwrap();
-    let (mut home, base) = ground.mount_home();
+    let (home, base) = ground.mount_home();
     assert_eq!(ground.scan(&ground.mounted()).root, base);
     let mut dir = rustix::fs::open(ground.mounted(), rustix::fs::OFlags::PATH, Mode::empty()).unwrap();
     for _ in 0..24 {
@@ -417,7 +419,7 @@ fn a_deep_tree_is_mounted_and_changed() {
     }
     rustix::fs::openat(&dir, "deeper", flags, Mode::RUSR).unwrap();
     drop(dir);
-    ground.secure_both_ways(&mut home);
+    ground.secure_both_ways(&home);
 }
 
 #[test]

@@ -102,7 +102,7 @@ fn a_content_that_is_not_to_be_had_is_named_and_never_becomes_wrong_bytes() {
     fs::write(ground.home().join("here"), body(2)).unwrap();
     let base = ground.scan(&ground.home()).root;
     assert!(ground.store.remove(&BlockHash::of(&body(1))));
-    let (mut home, report) = ground.mount(base).unwrap();
+    let (home, report) = ground.mount(base).unwrap();
     assert_eq!(report.gap_count, 1);
     assert_eq!(report.gaps[0].path, id(&body(1)).to_string());
     let at = ground.mounted();

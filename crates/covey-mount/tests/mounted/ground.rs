@@ -92,7 +92,7 @@ impl Ground {
     }
 
     /// Secures by the upper directory and by a scan of what is mounted; both must come to the same.
-    pub(crate) fn secure_both_ways(&self, home: &mut MountedHome) -> SecureReport {
+    pub(crate) fn secure_both_ways(&self, home: &MountedHome) -> SecureReport {
         let cancel = AtomicBool::new(false);
         let request = SecureMounted {
             store: &self.store,

@@ -7,7 +7,7 @@ use std::process::{Command, Stdio};
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
-use covey_home::{PackStore, Excludes, NoProgress, SecureRequest};
+use covey_home::{Excludes, NoProgress, PackStore, SecureRequest};
 use covey_mount::{Cache, MountRequest, MountedHome, SecureMounted};
 use covey_types::{BlockHash, RootHash};
 
@@ -36,7 +36,7 @@ fn base(dir: &Path) -> RootHash {
     fs::read_to_string(dir.join("base")).unwrap().parse().unwrap()
 }
 
-fn secure(home: &mut MountedHome, store: &PackStore) -> (RootHash, Vec<String>) {
+fn secure(home: &MountedHome, store: &PackStore) -> (RootHash, Vec<String>) {
     let cancel = AtomicBool::new(false);
     let request = SecureMounted {
         store,
@@ -58,13 +58,13 @@ fn child() {
     let dir = PathBuf::from(std::env::var_os(DIR_VARIABLE).expect("started by the kill test"));
     let store = PackStore::open_directory(&dir.join("store"), "org").unwrap();
     for number in 0.. {
-        let mut home = mount(&dir, &store, base(&dir));
+        let home = mount(&dir, &store, base(&dir));
         let at = home.dir().to_owned();
         fs::write(at.join(format!("new-{}", number % 7)), number.to_string()).unwrap();
         if at.join("dir").exists() {
             fs::rename(at.join("dir"), at.join("moved")).unwrap();
         }
-        assert_eq!(secure(&mut home, &store).1, Vec::<String>::new());
+        assert_eq!(secure(&home, &store).1, Vec::<String>::new());
         drop(home);
         MountedHome::umount(&dir.join("state"), number % 5 == 4).unwrap();
     }
@@ -109,9 +109,9 @@ fn killed_at_any_point_a_home_can_be_mounted_secured_and_unmounted() {
         assert_eq!(status.code(), None, "the child was killed and did not fail in round {round}");
         // A copy of the state as it was left, for a second way on: unmounting at once.
         if round % 2 == 0 {
-            let mut home = mount(dir, &store, root);
+            let home = mount(dir, &store, root);
             assert_eq!(fs::read(home.dir().join("new-0")).is_ok(), home.dir().join("new-0").exists());
-            let (secured, differences) = secure(&mut home, &store);
+            let (secured, differences) = secure(&home, &store);
             assert_eq!(differences, Vec::<String>::new(), "round {round}");
             assert_eq!(covey_home::verify(&store, &secured).unwrap().problems, Vec::<String>::new());
         }

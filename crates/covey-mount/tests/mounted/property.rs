@@ -47,7 +47,11 @@ fn list(root: &Path) -> (Vec<PathBuf>, Vec<PathBuf>) {
         let mut names: Vec<_> = fs::read_dir(&dirs[next]).unwrap().map(Result::unwrap).collect();
         names.sort_by_key(fs::DirEntry::file_name);
         for entry in names {
-            if entry.file_type().unwrap().is_dir() { dirs.push(entry.path()) } else { others.push(entry.path()) }
+            if entry.file_type().unwrap().is_dir() {
+                dirs.push(entry.path())
+            } else {
+                others.push(entry.path())
+            }
         }
         next += 1;
     }
@@ -60,8 +64,15 @@ fn may_fail(result: rustix::io::Result<()>, work: &Work) {
     match result {
         Ok(()) => {}
         Err(
-            Errno::EXIST | Errno::NOTEMPTY | Errno::ISDIR | Errno::NOTDIR | Errno::INVAL | Errno::NOENT
-            | Errno::LOOP | Errno::PERM | Errno::NXIO,
+            Errno::EXIST
+            | Errno::NOTEMPTY
+            | Errno::ISDIR
+            | Errno::NOTDIR
+            | Errno::INVAL
+            | Errno::NOENT
+            | Errno::LOOP
+            | Errno::PERM
+            | Errno::NXIO,
         ) => {}
         Err(error) => panic!("{work:?}: {error}"),
     }
@@ -70,7 +81,8 @@ fn may_fail(result: rustix::io::Result<()>, work: &Work) {
 fn apply(root: &Path, work: &Work) {
     let (dirs, others) = list(root);
     let dir = |number: u16| dirs[usize::from(number) % dirs.len()].clone();
-    let other = |number: u16| (!others.is_empty()).then(|| others[usize::from(number) % others.len()].clone());
+    let other =
+        |number: u16| (!others.is_empty()).then(|| others[usize::from(number) % others.len()].clone());
     let any = |number: u16| {
         let all: Vec<_> = dirs.iter().skip(1).chain(&others).collect();
         (!all.is_empty()).then(|| all[usize::from(number) % all.len()].clone())
@@ -160,7 +172,7 @@ fn apply(root: &Path, work: &Work) {
         17 => {
             if let Some(path) = any(work.at).filter(|path| !path.is_symlink() && !is_fifo(path)) {
                 let key = format!("user.{}", work.name % 3);
-                if work.number % 3 == 0 {
+                if work.number.is_multiple_of(3) {
                     match rustix::fs::lremovexattr(&path, key.as_str()) {
                         Ok(()) | Err(rustix::io::Errno::NODATA) => {}
                         Err(error) => panic!("{error}"),
@@ -235,7 +247,7 @@ proptest! {
             for work in round {
                 apply(&ground.mounted(), work);
             }
-            let root = ground.secure_both_ways(&mut home).root;
+            let root = ground.secure_both_ways(&home).root;
             if remounts {
                 ground.umount();
                 home = ground.mount(root).unwrap().0;

@@ -42,7 +42,7 @@ fn git_status_in_a_mounted_checkout_is_clean() {
     }
     git(&home_dir, &["add", "."]);
     git(&home_dir, &["commit", "-q", "-m", "all"]);
-    let (mut home, _) = ground.mount_home();
+    let (home, _) = ground.mount_home();
     let at = ground.mounted();
     assert_eq!(git(&at, &["status", "--porcelain"]), "");
     fs::write(at.join("src/7"), b"changed").unwrap();
@@ -51,7 +51,7 @@ fn git_status_in_a_mounted_checkout_is_clean() {
     git(&at, &["gc", "-q"]);
     assert_eq!(git(&at, &["fsck"]), "");
     assert_eq!(git(&at, &["status", "--porcelain"]), "");
-    ground.secure_both_ways(&mut home);
+    ground.secure_both_ways(&home);
 }
 
 /// Pages of a database are rewritten in place, with a write-ahead log that is mapped into memory.
@@ -75,14 +75,14 @@ else:
 fn a_database_lives_in_a_mounted_home() {
     let ground = Ground::new();
     run(&ground.home(), "python3", &["-c", DATABASE, "first", "close"]);
-    let (mut home, _) = ground.mount_home();
+    let (home, _) = ground.mount_home();
     let at = ground.mounted();
     run(&at, "python3", &["-c", DATABASE, "second", "close"]);
-    ground.secure_both_ways(&mut home);
+    ground.secure_both_ways(&home);
     // With its log and shared memory left behind, as a killed sandbox leaves them.
     run(&at, "python3", &["-c", DATABASE, "third", "exit"]);
     assert!(at.join("session.db-wal").exists());
-    let root = ground.secure_both_ways(&mut home).root;
+    let root = ground.secure_both_ways(&home).root;
     ground.umount();
     ground.mount(root).unwrap();
     let check = "import sqlite3; print(sqlite3.connect('session.db').execute(\
@@ -103,10 +103,10 @@ assert open('mapped', 'rb').read()[5000:5006] == b'mapped'
 fn a_write_through_a_memory_map_is_seen_and_secured() {
     let ground = Ground::new();
     fs::write(ground.home().join("mapped"), vec![b'.'; 10_000]).unwrap();
-    let (mut home, base) = ground.mount_home();
+    let (home, base) = ground.mount_home();
     let at = ground.mounted();
     run(&at, "python3", &["-c", MAPPED]);
-    let root = ground.secure_both_ways(&mut home).root;
+    let root = ground.secure_both_ways(&home).root;
     assert_ne!(root, base);
     assert_eq!(&fs::read(at.join("mapped")).unwrap()[4999..5007], b".mapped.");
 }

@@ -10,7 +10,8 @@ use std::sync::atomic::AtomicBool;
 
 use anyhow::Context as _;
 use covey_home::{
-    BlockStore,     Excludes, MaterializeReport, MaterializeRequest, PackStore, Pointers, SecureReport, SecureRequest,
+    BlockStore, Excludes, MaterializeReport, MaterializeRequest, PackStore, Pointers, SecureReport,
+    SecureRequest,
 };
 use covey_types::{BlockHash, Fault, FencingToken, RootHash};
 use serde_json::{Value, json};

@@ -46,8 +46,7 @@ pub(super) fn mount(
 ) -> anyhow::Result<()> {
     let local = LocalStore::open(&place.store, &place.org)?;
     covey_home::name::check_name(&place.home)?;
-    let cache_dir =
-        options.cache.clone().unwrap_or_else(|| place.store.join("mount-cache").join(&place.org));
+    let cache_dir = options.cache.clone().unwrap_or_else(|| place.store.join("mount-cache").join(&place.org));
     let state = match &options.state {
         Some(state) => state.clone(),
         None => {
@@ -107,12 +106,7 @@ fn mounted_text(report: &MountReport) -> String {
     ])
 }
 
-pub(super) fn umount(
-    global: &Global,
-    dir: &Path,
-    state: Option<&Path>,
-    discard: bool,
-) -> anyhow::Result<()> {
+pub(super) fn umount(global: &Global, dir: &Path, state: Option<&Path>, discard: bool) -> anyhow::Result<()> {
     let state = match state {
         Some(state) => state.to_owned(),
         None => MountedHome::state_at(dir)?.ok_or_else(|| {
@@ -138,7 +132,7 @@ pub(super) fn secure_and_publish(
     token: FencingToken,
     check: bool,
 ) -> anyhow::Result<Option<SecureReport>> {
-    let Some(mut mounted) = MountedHome::state_at(dir)?.and_then(|state| MountedHome::open(&state)) else {
+    let Some(mounted) = MountedHome::state_at(dir)?.and_then(|state| MountedHome::open(&state)) else {
         return Ok(None);
     };
     let current = pointers.current(home)?;
