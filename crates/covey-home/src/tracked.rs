@@ -161,6 +161,9 @@ pub fn secure_tracked(request: &TrackedRequest<'_>) -> Result<SecureReport, Trac
     }
     let base_error = |source| TrackedError::Base { base: request.base, source };
     let home_error = |source| SecureError::Home { dir: request.upper.to_owned(), source };
+    // Before the question what is missing: what a collection takes from now on is missing to this upload.
+    let upload = request.store.upload().map_err(SecureError::from)?;
+    let epoch = upload.epoch();
     let root = object::read_root(request.store, &request.base).map_err(base_error)?;
     let base_links = object::read_links(request.store, &root).map_err(base_error)?;
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
@@ -184,7 +187,6 @@ pub fn secure_tracked(request: &TrackedRequest<'_>) -> Result<SecureReport, Trac
             })?
         }
     };
-    let upload = request.store.upload().map_err(SecureError::from)?;
     let lower = lower::Lower::new(request, &root);
     let changed = index::read(request, &lower, &*upload, &known, &base_links)?;
     let upper = upper::scan(request, dir, &*upload, &known, &changed)?;
@@ -207,6 +209,7 @@ pub fn secure_tracked(request: &TrackedRequest<'_>) -> Result<SecureReport, Trac
     Ok(SecureReport {
         root,
         generation: None,
+        epoch,
         changed: request.previous != Some(root),
         files: totals.files,
         bytes: totals.bytes,

@@ -169,7 +169,7 @@ pub(super) fn secure_and_publish(
     let base = current.map_or_else(Generation::default, |pointer| pointer.generation);
     let published = match current.filter(|current| current.root == report.root && current.token >= token) {
         Some(current) => current,
-        None => pointers.publish(home, report.root, base, token)?,
+        None => pointers.publish(home, report.root, base, token, report.epoch)?,
     };
     report.generation = Some(published.generation);
     Ok(Some(report))
