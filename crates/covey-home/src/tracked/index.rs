@@ -17,7 +17,7 @@ use super::known::{Known, KnownFile};
 use super::lower::Lower;
 use super::{TrackedError, TrackedRequest, marks, show};
 use crate::block::Upload;
-use crate::manifest::{Entry, EntryBody, LinkTable, Meta};
+use crate::manifest::{DeviceNumber, Entry, EntryBody, LinkTable, Meta};
 use crate::stat_cache;
 use crate::sys::{self, Names};
 
@@ -101,9 +101,9 @@ pub(super) fn read(
     for name in names.iter() {
         let path = request.index.join(std::ffi::OsStr::from_bytes(name.to_bytes()));
         let stat = sys::stat_at(dir.as_fd(), name).map_err(failed(&path))?;
-        let is_inode = matches!(stat.file_type, FileType::RegularFile | FileType::Symlink | FileType::Fifo);
+        let is_whiteout = stat.file_type == FileType::CharacterDevice && stat.number == DeviceNumber::NONE;
         // The kernel's own temporary names begin with `#`; directories and whiteouts are not of interest here.
-        if !is_inode || name.to_bytes().starts_with(b"#") {
+        if stat.file_type == FileType::Directory || is_whiteout || name.to_bytes().starts_with(b"#") {
             continue;
         }
         let c_path = CString::new(path.as_os_str().as_bytes())
@@ -124,6 +124,9 @@ pub(super) fn read(
                 EntryBody::Symlink { target: target.into_bytes() }
             }
             FileType::Fifo => EntryBody::Fifo,
+            FileType::Socket => EntryBody::Socket,
+            FileType::CharacterDevice => EntryBody::CharacterDevice(stat.number),
+            FileType::BlockDevice => EntryBody::BlockDevice(stat.number),
             _ if marks.metacopy => {
                 let below = lower.entry(&group[0])?.map(|entry| entry.body);
                 let Some(body @ EntryBody::File(_)) = below else {

@@ -20,7 +20,7 @@ use super::marks::{self, Marks, Opaque, Redirect};
 use super::{TrackedError, TrackedRequest, show};
 use crate::anchor::Anchor;
 use crate::block::Upload;
-use crate::manifest::{DEPTH_MAX, Entry, EntryBody, Meta, Xattrs};
+use crate::manifest::{DEPTH_MAX, DeviceNumber, Entry, EntryBody, Meta, Xattrs};
 use crate::secure::SecureError;
 use crate::stat_cache;
 use crate::sys::{self, Names, Stat};
@@ -203,55 +203,60 @@ impl Scan<'_> {
                 let full = CStr::from_bytes_with_nul(&full).map_err(io::Error::other);
                 full.and_then(marks::read).map_err(|error| unreadable(anchor, bytes, error))
             };
-            let what =
-                if is_whiteout(dir.as_fd(), name, &stat).map_err(|error| unreadable(anchor, bytes, error))? {
-                    What::Whiteout
-                } else if self.request.excludes.excludes(&path, bytes, is_dir) {
-                    What::NotKept
-                } else {
-                    match stat.file_type {
-                        FileType::Directory => {
-                            let (xattrs, marks) = marks_of()?;
-                            children.push((entries.len(), name.to_owned(), marks.opaque));
-                            What::Directory {
-                                number: 0,
-                                meta: meta_of(self.upload, &stat, &xattrs)?,
-                                opaque: marks.opaque == Opaque::Yes,
-                                redirect: marks.redirect,
-                            }
-                        }
-                        FileType::RegularFile => {
-                            let (xattrs, marks) = marks_of()?;
-                            let meta = meta_of(self.upload, &stat, &xattrs)?;
-                            if opaque == Opaque::HoldsWhiteouts && marks.whiteout && stat.size == 0 {
-                                What::Whiteout
-                            } else if marks.metacopy && !self.changed.by_inode.contains_key(&stat.inode) {
-                                let (inode, links) = (stat.inode, stat.links);
-                                What::Metacopy { meta, redirect: marks.redirect, inode, links }
-                            } else {
-                                self.file(&stat, meta, name, entries.len(), &mut to_read)
-                            }
-                        }
-                        FileType::Symlink => {
-                            let target = rustix::fs::readlinkat(&*dir, name, Vec::new());
-                            let target = target.map_err(|error| unreadable(anchor, bytes, error.into()))?;
-                            let meta = meta_of(self.upload, &stat, &Xattrs::default())?;
-                            special(&stat, meta, EntryBody::Symlink { target: target.into_bytes() })
-                        }
-                        FileType::Fifo => {
-                            let (xattrs, _) = marks_of()?;
-                            special(&stat, meta_of(self.upload, &stat, &xattrs)?, EntryBody::Fifo)
-                        }
-                        _ => {
-                            let mut upper = lock(&self.upper);
-                            upper.skipped += 1;
-                            if upper.skipped_paths.len() < REPORTED_MAX {
-                                upper.skipped_paths.push(show(&anchor.path_of(bytes)));
-                            }
-                            What::NotKept
+            let what = if is_whiteout(&stat) {
+                What::Whiteout
+            } else if self.request.excludes.excludes(&path, bytes, is_dir) {
+                What::NotKept
+            } else {
+                match stat.file_type {
+                    FileType::Directory => {
+                        let (xattrs, marks) = marks_of()?;
+                        children.push((entries.len(), name.to_owned(), marks.opaque));
+                        What::Directory {
+                            number: 0,
+                            meta: meta_of(self.upload, &stat, &xattrs)?,
+                            opaque: marks.opaque == Opaque::Yes,
+                            redirect: marks.redirect,
                         }
                     }
-                };
+                    FileType::RegularFile => {
+                        let (xattrs, marks) = marks_of()?;
+                        let meta = meta_of(self.upload, &stat, &xattrs)?;
+                        if opaque == Opaque::HoldsWhiteouts && marks.whiteout && stat.size == 0 {
+                            What::Whiteout
+                        } else if marks.metacopy && !self.changed.by_inode.contains_key(&stat.inode) {
+                            let (inode, links) = (stat.inode, stat.links);
+                            What::Metacopy { meta, redirect: marks.redirect, inode, links }
+                        } else {
+                            self.file(&stat, meta, name, entries.len(), &mut to_read)
+                        }
+                    }
+                    FileType::Symlink => {
+                        let target = rustix::fs::readlinkat(&*dir, name, Vec::new());
+                        let target = target.map_err(|error| unreadable(anchor, bytes, error.into()))?;
+                        let meta = meta_of(self.upload, &stat, &Xattrs::default())?;
+                        special(&stat, meta, EntryBody::Symlink { target: target.into_bytes() })
+                    }
+                    FileType::Fifo | FileType::Socket | FileType::CharacterDevice | FileType::BlockDevice => {
+                        let (xattrs, _) = marks_of()?;
+                        let body = match stat.file_type {
+                            FileType::Socket => EntryBody::Socket,
+                            FileType::CharacterDevice => EntryBody::CharacterDevice(stat.number),
+                            FileType::BlockDevice => EntryBody::BlockDevice(stat.number),
+                            _ => EntryBody::Fifo,
+                        };
+                        special(&stat, meta_of(self.upload, &stat, &xattrs)?, body)
+                    }
+                    _ => {
+                        let mut upper = lock(&self.upper);
+                        upper.skipped += 1;
+                        if upper.skipped_paths.len() < REPORTED_MAX {
+                            upper.skipped_paths.push(show(&anchor.path_of(bytes)));
+                        }
+                        What::NotKept
+                    }
+                }
+            };
             self.request.progress.files_done(1);
             entries.push(UpperEntry { name: bytes.into(), what });
         }
@@ -362,13 +367,9 @@ fn special(stat: &Stat, meta: Meta, body: EntryBody) -> What {
     What::Whole(Whole { entry, file_bytes: None, inode: stat.inode, links: stat.links })
 }
 
-/// Overlayfs says "gone" with a character device 0/0.
-fn is_whiteout(dir: BorrowedFd<'_>, name: &CStr, stat: &Stat) -> io::Result<bool> {
-    if stat.file_type != FileType::CharacterDevice {
-        return Ok(false);
-    }
-    let found = rustix::fs::statat(dir, name, rustix::fs::AtFlags::SYMLINK_NOFOLLOW)?;
-    Ok(found.st_rdev == 0)
+/// Overlayfs says "gone" with a character device without a number.
+fn is_whiteout(stat: &Stat) -> bool {
+    stat.file_type == FileType::CharacterDevice && stat.number == DeviceNumber::NONE
 }
 
 fn batches(anchor: &Arc<Anchor>, number: usize, to_read: Vec<(u64, ToRead)>) -> Vec<Task> {

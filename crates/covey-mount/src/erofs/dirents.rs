@@ -11,7 +11,10 @@ const DIRENT_BYTES: usize = 12;
 pub(crate) enum FileType {
     File = 1,
     Directory = 2,
+    CharacterDevice = 3,
+    BlockDevice = 4,
     Fifo = 5,
+    Socket = 6,
     Symlink = 7,
 }
 

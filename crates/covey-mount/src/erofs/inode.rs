@@ -20,6 +20,8 @@ pub(crate) enum Layout {
     Plain(u32),
     /// All but the last, incomplete block from this one on; that one behind the inode.
     Inline(u32),
+    /// No bytes: the number of a device, as the kernel packs it.
+    Device(u32),
     /// In chunks of two to this power blocks; ours are all holes.
     Holes(u32),
 }
@@ -43,7 +45,7 @@ pub(crate) struct InodeHead {
 impl InodeHead {
     pub(crate) fn encode(&self, out: &mut Vec<u8>) {
         let (layout, place) = match self.layout {
-            Layout::Plain(block) => (0_u16, block),
+            Layout::Plain(block) | Layout::Device(block) => (0_u16, block),
             Layout::Inline(block) => (2, block),
             Layout::Holes(bits) => (4, bits),
         };

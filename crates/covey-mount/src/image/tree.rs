@@ -11,7 +11,8 @@ use std::path::Path;
 use std::sync::atomic::Ordering;
 
 use covey_home::manifest::{
-    Content, DEPTH_MAX, Entry, EntryBody, LinkTable, MalformedObject, Meta, PATH_BYTES_MAX, Time,
+    Content, DEPTH_MAX, DeviceNumber, Entry, EntryBody, LinkTable, MalformedObject, Meta, PATH_BYTES_MAX,
+    Time,
 };
 use covey_home::object::{self, ObjectError};
 use covey_types::BlockHash;
@@ -33,6 +34,9 @@ const MODE_FILE: u16 = 0o100_000;
 const MODE_DIRECTORY: u16 = 0o040_000;
 const MODE_SYMLINK: u16 = 0o120_000;
 const MODE_FIFO: u16 = 0o010_000;
+const MODE_SOCKET: u16 = 0o140_000;
+const MODE_CHARACTER: u16 = 0o020_000;
+const MODE_BLOCK: u16 = 0o060_000;
 
 /// A directory in work.
 struct Frame {
@@ -105,6 +109,11 @@ impl From<TooManyAttributes> for Fault {
 
 fn malformed(object: &'static str, problem: &'static str) -> Fault {
     Fault::Object(MalformedObject { object, at: 0, problem }.into())
+}
+
+/// A device's number as the kernel packs it: the low eight bits of the minor, the major, the rest of the minor.
+const fn device(number: DeviceNumber) -> Layout {
+    Layout::Device(number.minor & 0xff | number.major << 8 | (number.minor & !0xff) << 12)
 }
 
 /// Writes `draft.erofs`, `draft.needs` and `draft.objects`.
@@ -282,6 +291,9 @@ impl Writer<'_> {
             }
             EntryBody::Symlink { .. } => FileType::Symlink,
             EntryBody::Fifo => FileType::Fifo,
+            EntryBody::Socket => FileType::Socket,
+            EntryBody::CharacterDevice(_) => FileType::CharacterDevice,
+            EntryBody::BlockDevice(_) => FileType::BlockDevice,
         };
         let group = linked.iter().find(|(linked, _)| linked == name).map(|(_, group)| *group);
         let inode = self.inode(&entry, group).inspect_err(|_| {
@@ -332,6 +344,14 @@ impl Writer<'_> {
                 (MODE_SYMLINK, Layout::Plain(block), target.len() as u64, false)
             }
             EntryBody::Fifo => (MODE_FIFO, Layout::Plain(0), 0, false),
+            EntryBody::Socket => (MODE_SOCKET, Layout::Plain(0), 0, false),
+            EntryBody::CharacterDevice(DeviceNumber::NONE) => {
+                return Err(Fault::Beyond(
+                    "a character device 0/0, which an overlay takes for a removed name",
+                ));
+            }
+            EntryBody::CharacterDevice(number) => (MODE_CHARACTER, device(*number), 0, false),
+            EntryBody::BlockDevice(number) => (MODE_BLOCK, device(*number), 0, false),
             EntryBody::Directory { .. } => return Err(malformed("link table", "a directory")),
         };
         let head = self.head(&xattrs, kind, &entry.meta, layout, size, links)?;

@@ -46,6 +46,11 @@ fn build_odd(home: &Path) {
     symlink("t".repeat(4000), home.join("long-link")).unwrap();
     rustix::fs::linkat(CWD, home.join("link"), CWD, home.join("link-again"), AtFlags::empty()).unwrap();
     rustix::fs::mknodat(CWD, home.join("fifo"), FileType::Fifo, Mode::RUSR, 0).unwrap();
+    std::os::unix::net::UnixListener::bind(home.join("socket")).unwrap();
+    for (name, kind) in [("null", FileType::CharacterDevice), ("disk", FileType::BlockDevice)] {
+        let number = rustix::fs::makedev(7, 70_000);
+        rustix::fs::mknodat(CWD, home.join(name), kind, Mode::RUSR, number).unwrap();
+    }
     let sparse = File::create(home.join("sparse")).unwrap();
     sparse.set_len(256 << 20).unwrap();
     sparse.write_all_at(b"middle", 100 << 20).unwrap();
@@ -420,6 +425,16 @@ fn a_deep_tree_is_mounted_and_changed() {
     rustix::fs::openat(&dir, "deeper", flags, Mode::RUSR).unwrap();
     drop(dir);
     ground.secure_both_ways(&home);
+}
+
+#[test]
+fn what_an_overlay_takes_for_a_removed_name_is_refused_and_not_lost() {
+    let ground = Ground::new();
+    rustix::fs::mknodat(CWD, ground.home().join("none"), FileType::CharacterDevice, Mode::RUSR, 0).unwrap();
+    let base = ground.scan(&ground.home()).root;
+    let refused = ground.mount(base).unwrap_err();
+    assert_eq!(refused.fault(), covey_types::Fault::Limit, "{refused}");
+    assert!(!ground.state().join("state.json").exists());
 }
 
 #[test]
