@@ -120,6 +120,8 @@ pub(crate) struct Catalogue {
     recent_packs: Vec<u32>,
     segments: Vec<Mounted>,
     damaged: HashSet<BlockHash>,
+    /// Of all, also of packs that are not known yet.
+    condemned: BTreeSet<PackName>,
     problems: Vec<String>,
     /// Packs whose index had to be made anew. They are never written to a segment, so that the next process
     /// finds the damage and names it, too.
@@ -170,7 +172,7 @@ impl Catalogue {
             Entry::Occupied(entry) => *entry.get(),
             Entry::Vacant(entry) => {
                 let number = self.packs.len() as u32;
-                self.packs.push(Pack { name, alive: false, condemned: false });
+                self.packs.push(Pack { name, alive: false, condemned: self.condemned.contains(&name) });
                 *entry.insert(number)
             }
         }
@@ -382,11 +384,9 @@ impl Catalogue {
 
     /// Marks these packs, and no others, as condemned.
     pub(crate) fn condemn(&mut self, names: &BTreeSet<PackName>) {
-        let numbers: Vec<u32> = names.iter().map(|name| self.number_of(*name)).collect();
-        self.packs.iter_mut().for_each(|pack| pack.condemned = false);
-        for number in numbers {
-            self.packs[number as usize].condemned = true;
-        }
+        // One that is not known yet must stay unknown, or its index would never be read.
+        self.packs.iter_mut().for_each(|pack| pack.condemned = names.contains(&pack.name));
+        self.condemned = names.clone();
     }
 
     /// Whether the block is there to stay: in a pack that is not condemned, and not known to be damaged. A segment
@@ -591,6 +591,16 @@ mod tests {
         assert_eq!(catalogue.compare(&[name(1)]), (vec![name(1)], vec![]));
         catalogue.add(name(1), &index(0..500), None);
         assert!((0..500).all(|n| catalogue.has(&hash(n))));
+    }
+
+    #[test]
+    fn a_pack_that_was_condemned_before_it_was_known_is_read_and_holds_nothing_for_uploads() {
+        let mut catalogue = Catalogue::default();
+        catalogue.condemn(&BTreeSet::from([name(1)]));
+        assert_eq!(catalogue.compare(&[name(1)]), (vec![name(1)], vec![]));
+        catalogue.add(name(1), &index(0..5), None);
+        assert!(!catalogue.has(&hash(0)));
+        assert_eq!(catalogue.copies(&hash(0), true).unwrap().len(), 1);
     }
 
     #[test]
