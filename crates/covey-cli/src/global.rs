@@ -45,6 +45,11 @@ pub(crate) struct ClientFile {
     /// The org's name in that store.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) org: Option<String>,
+    /// The server's `COVEY_HOME_EXCLUDES`; none: its default. Whoever puts a directory into a home or makes it what
+    /// the home is leaves out just what the server leaves out: with another list, files that were not kept would
+    /// be removed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) excludes: Option<String>,
 }
 
 impl Global {
@@ -70,7 +75,13 @@ impl Global {
             // With both given, a file is not needed and may be of another server.
             (Some(url), Some(_)) => match self.client_file() {
                 Ok(file) if file.url == trimmed(url) => file,
-                _ => ClientFile { url: trimmed(url), token: String::new(), store: None, org: None },
+                _ => ClientFile {
+                    url: trimmed(url),
+                    token: String::new(),
+                    store: None,
+                    org: None,
+                    excludes: None,
+                },
             },
             _ => self.client_file()?,
         };
@@ -123,8 +134,13 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         std::fs::write(dir.path().join(CLIENT_FILE), r#"{"url":"http://127.0.0.1:1/","token":"secret"}"#)
             .unwrap();
-        let known =
-            ClientFile { url: "http://127.0.0.1:1".into(), token: "secret".into(), store: None, org: None };
+        let known = ClientFile {
+            url: "http://127.0.0.1:1".into(),
+            token: "secret".into(),
+            store: None,
+            org: None,
+            excludes: None,
+        };
         assert_eq!(global(dir.path(), None, None).server().unwrap(), known);
         assert_eq!(global(dir.path(), Some("http://127.0.0.1:1/"), None).server().unwrap(), known);
         let error = global(dir.path(), Some("http://127.0.0.1:2"), None).server().unwrap_err().to_string();

@@ -132,6 +132,7 @@ impl RunningServer {
             token,
             store: layout.store_dir()?,
             org: Some(server.default_org().to_string()),
+            excludes: setting("COVEY_HOME_EXCLUDES"),
         };
         write_client_file(layout, &client)?;
         let api = server.api().clone();
@@ -319,6 +320,8 @@ pub(crate) fn log_to_stderr() -> Result<()> {
         .with_env_filter(filter)
         .with_writer(io::stderr)
         .with_ansi(io::stderr().is_terminal())
+        // It would be told on stderr, too, and a full disk or a closed pipe there must not end the server.
+        .log_internal_errors(false)
         .try_init()
         .map_err(|error| anyhow::anyhow!("cannot log: {error}"))
 }

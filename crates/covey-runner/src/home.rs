@@ -126,6 +126,8 @@ struct Home {
     offered: Option<RunnerToServer>,
     /// A secure was due while an offer was unanswered.
     secure_after_answer: bool,
+    /// When a secure that failed is tried again although nothing happens, and the pause before that.
+    secure_again: Option<(Instant, Duration)>,
     /// Last time anything ran.
     active_at: Instant,
     link_down_since: Option<Instant>,
@@ -170,6 +172,7 @@ pub(crate) fn spawn(
         dropped_in_a_row: 0,
         offered: None,
         secure_after_answer: false,
+        secure_again: None,
         active_at: Instant::now(),
         link_down_since: None,
     };
@@ -399,17 +402,21 @@ impl Home {
 
     /// The next moment at which something must happen although nobody asks.
     fn deadline(&self) -> Option<Instant> {
-        let live = self.live.as_ref()?;
+        let again = self.secure_again.map(|(at, _)| at);
+        let Some(live) = &self.live else { return again };
         if let Some(kill_at) = live.kill_at {
             return Some(kill_at);
         }
         let orphaned = self.link_down_since.map(|since| since + self.runner.config.orphan_term);
         let idle = self.running.is_empty().then(|| self.active_at + self.runner.config.warm_limit);
-        orphaned.into_iter().chain(idle).min()
+        orphaned.into_iter().chain(idle).chain(again).min()
     }
 
     async fn deadline_passed(&mut self) {
         let now = Instant::now();
+        if self.secure_again.is_some_and(|(at, _)| now >= at) {
+            return self.secure_once_more().await;
+        }
         let Some(live) = &mut self.live else { return };
         if let Some(kill_at) = &mut live.kill_at {
             *kill_at = now + STOP_GRACE;

@@ -121,6 +121,25 @@ fn a_result_that_the_directory_never_got_is_not_dropped_by_the_next_run() {
 }
 
 #[test]
+fn what_the_server_leaves_out_of_homes_is_never_removed_from_the_directory() {
+    let (_server, place) = with_result(|result| fs::write(result.join("program"), "mended\n").unwrap());
+    let path = place.path().join(".local/share/covey/client.json");
+    let mut file: Value = serde_json::from_str(&fs::read_to_string(&path).unwrap()).unwrap();
+    file["excludes"] = "only-here".into();
+    fs::write(&path, file.to_string()).unwrap();
+    for name in ["only-here", "scratch.tmp"] {
+        fs::write(place.path().join("project").join(name), "mine\n").unwrap();
+    }
+    let ended = place.run(&["run", "mend it", "--home", "project"]);
+    assert_eq!(ended.code, 0, "{ended:?}");
+    assert_eq!(fs::read_to_string(place.path().join("project/program")).unwrap(), "mended\n");
+    assert_eq!(fs::read_to_string(place.path().join("project/only-here")).unwrap(), "mine\n");
+    // By this command's own default it would have been left out; the server's list says that it is part of the home,
+    // and the agent's result lacks it.
+    assert!(!place.path().join("project/scratch.tmp").exists());
+}
+
+#[test]
 fn a_file_or_an_empty_task_is_refused_before_anything_is_made() {
     let (server, place) = with_result(|_| {});
     assert_eq!(place.run(&["run", "do it", "--home", "project/program"]).code, 2);

@@ -7,17 +7,23 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use covey_home::{NoProgress, SecureError, SecureReport, SecureRequest};
 use covey_types::{ByteCount, Fault, FencingToken, SandboxState, SnapshotKind, StepId};
 use covey_wire::runner::{PublishOutcome, RunnerToServer};
 use tokio::task::JoinHandle;
+use tokio::time::Instant;
 
 use super::{Home, HomeEvent};
 use crate::mark::Offer;
 
 /// Secures that may be dropped for arriving calls before one must be let finish.
 const DROPPED_IN_A_ROW_MAX: u32 = 2;
+
+/// The pause before a failed secure is tried again although no step ends; it doubles with each failure.
+const SECURE_AGAIN_PAUSE: Duration = Duration::from_secs(5);
+const SECURE_AGAIN_PAUSE_MAX: Duration = Duration::from_secs(300);
 
 /// A secure that is under way.
 #[derive(Debug)]
@@ -125,6 +131,7 @@ impl Home {
         match end.result {
             Ok(report) => {
                 self.dropped_in_a_row = 0;
+                self.secure_again = None;
                 self.offer(report, end.kind, end.step).await;
             }
             Err(error) => self.secure_failed(error.fault(), error.to_string()).await,
@@ -205,8 +212,24 @@ impl Home {
         }
     }
 
+    /// Tries a secure again that failed, while nothing else begins one.
+    pub(super) async fn secure_once_more(&mut self) {
+        if let Some((at, pause)) = &mut self.secure_again {
+            // Until it ends: its end clears this or makes the pause longer.
+            *at = Instant::now() + *pause;
+        }
+        // A call that runs ends in a secure by itself.
+        if self.securing.is_none() {
+            self.begin_secure().await;
+        }
+    }
+
     async fn secure_failed(&mut self, fault: Fault, detail: String) {
-        tracing::warn!(home = %self.home, detail, "the home is not secured");
+        let pause = self
+            .secure_again
+            .map_or(SECURE_AGAIN_PAUSE, |(_, pause)| (pause * 2).min(SECURE_AGAIN_PAUSE_MAX));
+        self.secure_again = Some((Instant::now() + pause, pause));
+        tracing::warn!(home = %self.home, detail, pause_s = pause.as_secs(), "the home is not secured; it is tried again");
         self.send(RunnerToServer::SecureFailed { home: self.home, fault, detail }).await;
     }
 }

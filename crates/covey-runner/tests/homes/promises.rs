@@ -382,3 +382,20 @@ async fn two_runners_do_not_share_a_data_directory() {
     world.end().await;
     Runner::new(config, Arc::new(backend)).unwrap();
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_home_that_could_not_be_secured_is_secured_once_the_store_is_back() {
+    let dir = tempfile::tempdir().unwrap();
+    let backend = witness(vec![]);
+    let mut world = World::start(dir.path(), &backend).await;
+    let (sandbox, ..) = world.wake(0, None).await;
+    // A file where the store's directory should be: as a volume that is not mounted.
+    std::fs::write(dir.path().join("store"), "").unwrap();
+    world.run(sandbox, step(1)).await;
+    world.until(|message| matches!(message, RunnerToServer::SecureFailed { .. }).then_some(())).await;
+    std::fs::remove_file(dir.path().join("store")).unwrap();
+    // No further step, no further question.
+    let (_, root, ..) = world.offer().await;
+    world.answer(root, 1).await;
+    world.end().await;
+}

@@ -1,6 +1,6 @@
 //! Homes and a store directory of this machine: secure, materialize, and making a state an agent's own.
 //!
-//! Excludes come from `COVEY_HOME_EXCLUDES`, as in the server. Stat caches stand in the store's directory, one
+//! Excludes are those of the server whose homes these are; without a server they come from `COVEY_HOME_EXCLUDES`. Stat caches stand in the store's directory, one
 //! per home and directory, so that a second secure reads nothing that has not changed.
 
 use std::os::unix::ffi::OsStrExt as _;
@@ -33,17 +33,22 @@ pub(crate) struct LocalStore {
 }
 
 impl LocalStore {
+    /// With the excludes of this command's environment: for stores without a server.
     pub(crate) fn open(path: &Path, org: &str) -> anyhow::Result<Self> {
-        let store = PackStore::open_directory(path, org)?;
-        for problem in store.problems() {
-            eprintln!("warning: {}", one_line(&problem));
-        }
         let setting = match std::env::var(EXCLUDES_SETTING) {
             Ok(text) => Some(text),
             Err(std::env::VarError::NotPresent) => None,
             Err(error) => return Err(error).context(EXCLUDES_SETTING),
         };
-        let excludes = Excludes::from_setting(setting.as_deref());
+        Self::open_with(path, org, setting.as_deref())
+    }
+
+    fn open_with(path: &Path, org: &str, excludes: Option<&str>) -> anyhow::Result<Self> {
+        let store = PackStore::open_directory(path, org)?;
+        for problem in store.problems() {
+            eprintln!("warning: {}", one_line(&problem));
+        }
+        let excludes = Excludes::from_setting(excludes);
         Ok(Self { path: path.to_owned(), org: org.to_owned(), store, excludes })
     }
 
@@ -185,6 +190,7 @@ pub(crate) fn owner_to_keep(dir: &Path) -> Option<(u32, u32)> {
 pub(crate) struct ServerStore {
     pub(crate) path: PathBuf,
     pub(crate) org: String,
+    excludes: Option<String>,
 }
 
 impl ServerStore {
@@ -192,7 +198,9 @@ impl ServerStore {
     pub(crate) fn of(client: &Client) -> anyhow::Result<Self> {
         let server = client.server();
         match (&server.store, &server.org) {
-            (Some(path), Some(org)) if path.is_dir() => Ok(Self { path: path.clone(), org: org.clone() }),
+            (Some(path), Some(org)) if path.is_dir() => {
+                Ok(Self { path: path.clone(), org: org.clone(), excludes: server.excludes.clone() })
+            }
             _ => {
                 let text = "the server's home store is not on this machine: run this where `covey up` runs, \
                             with its --data-dir";
@@ -202,7 +210,7 @@ impl ServerStore {
     }
 
     pub(crate) fn local(&self) -> anyhow::Result<LocalStore> {
-        LocalStore::open(&self.path, &self.org)
+        LocalStore::open_with(&self.path, &self.org, self.excludes.as_deref())
     }
 }
 
