@@ -158,7 +158,8 @@ fn member(kind: u8, name: &[u8], link: &[u8], data: &[u8]) -> Vec<u8> {
     header.set_entry_type(tar::EntryType::new(kind));
     header.as_old_mut().name[..name.len()].copy_from_slice(name);
     header.as_old_mut().linkname[..link.len()].copy_from_slice(link);
-    header.set_mode(0o644);
+    // A directory that its owner cannot enter could not be read back by an ordinary user.
+    header.set_mode(if kind == b'5' { 0o755 } else { 0o644 });
     header.set_mtime(0);
     header.set_size(data.len() as u64);
     header.set_cksum();
