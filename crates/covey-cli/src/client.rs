@@ -56,6 +56,8 @@ impl ClientError {
                 404 | 410 => Fault::NotFound,
                 409 | 412 => Fault::Conflict,
                 408 | 429 | 502..=504 | 529 => Fault::Retry,
+                413 => Fault::TooLarge,
+                507 => Fault::Full,
                 400..=499 => Fault::Invalid,
                 _ => Fault::Bug,
             },
@@ -103,6 +105,10 @@ impl Client {
 
     pub(crate) async fn post(&self, path: &str, body: &Value) -> Result<Value, ClientError> {
         self.answer(self.request(Method::POST, path).timeout(REQUEST_LIMIT).json(body)).await
+    }
+
+    pub(crate) async fn delete(&self, path: &str) -> Result<Value, ClientError> {
+        self.answer(self.request(Method::DELETE, path).timeout(REQUEST_LIMIT)).await
     }
 
     /// Every item of a list, page by page, at most `max`.
@@ -203,7 +209,8 @@ mod tests {
             let status = StatusCode::from_u16(status).unwrap();
             ClientError::Refused { status, message: String::new(), request_id: None }.fault()
         };
-        let table = [400, 401, 403, 404, 409, 413, 429, 500, 503, 529].map(|status| (status, fault(status)));
+        let table =
+            [400, 401, 403, 404, 409, 413, 429, 500, 503, 507, 529].map(|status| (status, fault(status)));
         assert_eq!(
             table,
             [
@@ -212,10 +219,11 @@ mod tests {
                 (403, Fault::Denied),
                 (404, Fault::NotFound),
                 (409, Fault::Conflict),
-                (413, Fault::Invalid),
+                (413, Fault::TooLarge),
                 (429, Fault::Retry),
                 (500, Fault::Bug),
                 (503, Fault::Retry),
+                (507, Fault::Full),
                 (529, Fault::Retry),
             ]
         );

@@ -4,10 +4,12 @@ pub(crate) mod agent;
 pub(crate) mod completions;
 pub(crate) mod demo;
 pub(crate) mod doctor;
+pub(crate) mod environment;
 pub(crate) mod home;
 pub(crate) mod run;
 pub(crate) mod runner;
 pub(crate) mod session;
+pub(crate) mod token;
 pub(crate) mod up;
 pub(crate) mod version;
 
@@ -49,6 +51,9 @@ enum Command {
     /// Agents: versioned configurations with one home each.
     #[command(subcommand)]
     Agent(agent::AgentCommand),
+    /// Environments: what a session's sandbox is made from.
+    #[command(subcommand)]
+    Environment(environment::EnvironmentCommand),
     /// Sessions: conversations with an agent.
     #[command(subcommand)]
     Session(session::SessionCommand),
@@ -58,6 +63,9 @@ enum Command {
     /// Runners: where sandboxes live.
     #[command(subcommand)]
     Runner(runner::RunnerCommand),
+    /// API tokens: who may ask the server.
+    #[command(subcommand)]
+    Token(token::TokenCommand),
     /// Try what this machine can and cannot do, and name the remedy.
     Doctor(doctor::DoctorArgs),
     /// Print completions for a shell.
@@ -74,6 +82,8 @@ pub(crate) fn run(cli: &Cli) -> anyhow::Result<ExitCode> {
         Command::Run(args) => wait_for(run::run(global, args)),
         Command::Demo(args) => demo::run(global, args),
         Command::Agent(command) => wait_for(agent::run(global, command)),
+        Command::Environment(command) => wait_for(environment::run(global, command)),
+        Command::Token(command) => wait_for(token::run(global, command)),
         Command::Session(command) => wait_for(session::run(global, command)),
         Command::Home(command) => wait_for(home::run(global, command)),
         Command::Runner(runner::RunnerCommand::Serve) => runner::serve(global),

@@ -52,10 +52,10 @@ impl ExitCode {
 
     const fn for_fault(fault: Fault) -> Self {
         match fault {
-            Fault::Retry => Self::Unavailable,
+            Fault::Retry | Fault::Full => Self::Unavailable,
             Fault::Conflict => Self::Conflict,
             Fault::NotFound => Self::NotFound,
-            Fault::Invalid | Fault::Limit => Self::Invalid,
+            Fault::Invalid | Fault::Limit | Fault::TooLarge => Self::Invalid,
             Fault::Denied => Self::Denied,
             Fault::Corrupt => Self::Damaged,
             Fault::Bug => Self::Failure,

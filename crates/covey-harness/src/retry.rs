@@ -27,8 +27,10 @@ pub fn wait_ms(attempt: u32, jitter_permille: u16, retry_after_ms: Option<u64>) 
 /// Whether another attempt to ready a sandbox can help.
 pub const fn may_wake_again(fault: Fault, attempt: u32) -> bool {
     let transient = match fault {
-        Fault::Retry | Fault::Conflict | Fault::Limit => true,
-        Fault::NotFound | Fault::Invalid | Fault::Denied | Fault::Corrupt | Fault::Bug => false,
+        Fault::Retry | Fault::Conflict | Fault::Limit | Fault::Full => true,
+        Fault::NotFound | Fault::Invalid | Fault::Denied | Fault::Corrupt | Fault::Bug | Fault::TooLarge => {
+            false
+        }
     };
     transient && attempt < WAKE_ATTEMPTS_MAX
 }

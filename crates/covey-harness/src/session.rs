@@ -434,8 +434,9 @@ impl Session {
                 self.wake_failure = None;
                 self.interrupting.retain(|(_, s)| s == sandbox);
                 if self.last_sandbox.is_some_and(|last| last != *sandbox) {
-                    let text = "[covey] The sandbox was replaced by a new one. Running processes and files outside \
-                                of the home directory are gone.";
+                    let text = "[covey] The sandbox was replaced by a new one. Running processes, the shell with \
+                                its working directory and variables, and files outside of the home directory \
+                                are gone.";
                     self.note(record.seq, text.to_owned());
                 }
                 self.sandbox = Some(*sandbox);

@@ -7,6 +7,8 @@ use serde_json::{Map, Value, json};
 
 /// Names of all tools, in the order in which they are offered.
 pub const TOOL_NAMES: [&str; 6] = ["bash", "read", "write", "edit", "glob", "grep"];
+/// Fields that no tool has and that mean nothing to any.
+const IGNORED_FIELDS: [&str; 1] = ["description"];
 
 /// The definitions of the enabled tools, in fixed order.
 pub fn definitions(enabled: &dyn Fn(&str) -> bool) -> Vec<Value> {
@@ -97,8 +99,16 @@ pub fn check(definitions: &[Value], name: &str, input: &Value) -> Result<Map<Str
         }
     }
     for (field, value) in input {
-        // Unknown fields pass to the tool: it knows better what it can ignore.
-        let Some(kind) = schema["properties"][field]["type"].as_str() else { continue };
+        let Some(kind) = schema["properties"][field]["type"].as_str() else {
+            // Models like to say what a call is for; that changes nothing. Anything else they mean, and a `timeout`
+            // that is passed over in silence would be a command that runs for two minutes instead of two seconds.
+            if IGNORED_FIELDS.contains(&field.as_str()) {
+                continue;
+            }
+            let known = schema["properties"].as_object().into_iter().flat_map(Map::keys);
+            let known = known.map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ");
+            return Err(format!("`{name}` has no field `{field}`; it has {known}. Nothing was run."));
+        };
         let fits = match kind {
             "string" => value.is_string(),
             "boolean" => value.is_boolean(),
@@ -135,6 +145,9 @@ mod tests {
         assert!(refused("read", json!("x")).contains("JSON object"));
         assert!(refused("write", json!({"file_path": 1, "content": ""})).contains("type string"));
         assert!(refused("bash", json!({"timeout_ms": 5})).contains("`command`"));
+        let unknown = refused("bash", json!({"command": "sleep 9", "timeout": 2000}));
+        assert!(unknown.contains("no field `timeout`") && unknown.contains("`timeout_ms`"), "{unknown}");
+        assert!(check(&all, "bash", &json!({"command": "ls", "description": "Lists"})).is_ok());
         assert!(check(&all, "bash", &json!({"restart": true})).is_ok());
         assert!(check(&all, "edit", &json!({"file_path": "a", "old_string": "", "new_string": "b"})).is_ok());
     }

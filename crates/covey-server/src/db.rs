@@ -60,6 +60,14 @@ pub enum DbError {
     /// A limit that has a name was reached.
     #[error("{0}")]
     Limit(String),
+    /// The input exceeds a limit that has a name.
+    #[error("{0}")]
+    TooLarge(String),
+    /// The disk with the database has no room; the whole transaction is undone.
+    #[error(
+        "the disk that holds the server's database is full; free space on it, nothing that was acknowledged is lost"
+    )]
+    Full,
     /// Somebody with a newer token acts on it: stop acting at once, do not retry (I5).
     #[error("the fencing token {token} of {what} is not the current one")]
     Fenced {
@@ -106,7 +114,7 @@ pub enum DbError {
     },
     /// SQLite refused; the whole transaction is undone.
     #[error("the database refused")]
-    Sqlite(#[from] rusqlite::Error),
+    Sqlite(#[source] rusqlite::Error),
     /// The shared commit failed; nothing of it is stored.
     #[error("the database could not commit: {0}")]
     Commit(String),
@@ -126,6 +134,8 @@ impl DbError {
             Self::Conflict(_) | Self::Fenced { .. } => Fault::Conflict,
             Self::Invalid(_) => Fault::Invalid,
             Self::Limit(_) => Fault::Limit,
+            Self::TooLarge(_) => Fault::TooLarge,
+            Self::Full => Fault::Full,
             Self::Locked { .. } | Self::Newer { .. } | Self::Open { .. } => Fault::Denied,
             Self::Corrupt { .. } => Fault::Corrupt,
             Self::Sqlite(_) | Self::Commit(_) | Self::Closed => Fault::Retry,
@@ -135,6 +145,15 @@ impl DbError {
 
     fn not_found(what: &'static str, id: impl ToString) -> Self {
         Self::NotFound { what, id: id.to_string() }
+    }
+}
+
+impl From<rusqlite::Error> for DbError {
+    fn from(error: rusqlite::Error) -> Self {
+        match error.sqlite_error_code() {
+            Some(rusqlite::ErrorCode::DiskFull) => Self::Full,
+            _ => Self::Sqlite(error),
+        }
     }
 }
 

@@ -15,6 +15,7 @@ mod fields;
 mod page;
 mod sessions;
 mod stream;
+mod tokens;
 
 use std::collections::HashMap;
 use std::future::IntoFuture as _;
@@ -93,6 +94,8 @@ impl Api {
             .route("/homes/{home}/snapshots", get(covey::snapshots))
             .route("/homes/{home}/import", post(covey::import))
             .route("/runners", get(covey::runners))
+            .route("/tokens", get(tokens::list).post(tokens::create))
+            .route("/tokens/{token}/revoke", post(tokens::revoke))
             .route("/sessions/{session}/records", get(covey::records));
         Router::new()
             .route("/healthz", get(covey::health))

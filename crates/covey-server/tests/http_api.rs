@@ -668,3 +668,45 @@ async fn homes_are_imported_on_their_base_generation_only() {
         server.refused(&format!("{path}/import"), json!({"root": "x"})).await.message().contains("`root`")
     );
 }
+
+#[tokio::test]
+async fn a_message_over_the_limit_is_refused_with_413_and_waiting_would_not_help() {
+    let server = Server::start().await;
+    let session = server.session().await;
+    let text = "x".repeat(9 * 1024 * 1024);
+    let events = json!({"events": [{"type": "user.message", "content": [{"type": "text", "text": text}]}]});
+    let path = format!("/v1/sessions/{session}/events");
+    let refused = server.ask(Method::POST, &path, Some(&server.token), Some(&events)).await;
+    assert_eq!(
+        (refused.status, &refused.body["error"]["type"]),
+        (StatusCode::PAYLOAD_TOO_LARGE, &json!("request_too_large"))
+    );
+    assert!(refused.message().contains("8388608"), "{}", refused.message());
+}
+
+#[tokio::test]
+async fn a_stream_of_an_archived_session_ends_also_when_it_is_archived_meanwhile() {
+    let server = Server::start().await;
+    let session = server.session().await;
+    let mut open = server.stream(session, None).await;
+    server.post(&format!("/v1/sessions/{session}/archive"), json!({})).await;
+    assert_eq!(open.next().await, None);
+    assert_eq!(server.stream(session, None).await.next().await, None);
+}
+
+#[tokio::test]
+async fn a_token_opens_until_it_is_revoked_and_its_secret_is_shown_once() {
+    let server = Server::start().await;
+    let made = server.post("/v1/covey/tokens", json!({"name": "ci"})).await;
+    let secret = made["secret"].as_str().unwrap().to_owned();
+    let ask = async |path: &str| server.ask(Method::GET, path, Some(&secret), None).await;
+    assert_eq!(ask("/v1/agents").await.status, StatusCode::OK);
+    let listed = server.get("/v1/covey/tokens").await;
+    assert!(listed["data"].as_array().unwrap().iter().any(|token| token["id"] == made["id"]));
+    assert!(!listed.to_string().contains(&secret));
+    let path = format!("/v1/covey/tokens/{}/revoke", made["id"].as_str().unwrap());
+    let stranger = server.ask(Method::POST, &path, Some(&server.strangers_token), Some(&json!({}))).await;
+    assert_eq!(stranger.status, StatusCode::NOT_FOUND);
+    assert!(server.post(&path, json!({})).await["revoked_at"].is_string());
+    assert_eq!(ask("/v1/agents").await.status, StatusCode::UNAUTHORIZED);
+}

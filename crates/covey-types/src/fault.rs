@@ -19,8 +19,12 @@ pub enum Fault {
     Denied,
     /// Stored bytes are damaged; never defaulted, always reported.
     Corrupt,
-    /// A limit that has a name was reached.
+    /// A limit that has a name was reached, for now: wait, or give something up.
     Limit,
     /// Our own fault.
     Bug,
+    /// The thing itself exceeds a limit that has a name; waiting does not help, a smaller one does.
+    TooLarge,
+    /// A disk is full. Nothing is lost; the same can be done again once somebody has made room.
+    Full,
 }

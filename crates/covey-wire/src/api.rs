@@ -9,6 +9,7 @@ pub mod agent;
 pub mod covey;
 pub mod environment;
 pub mod session;
+pub mod token;
 
 use serde::{Deserialize, Serialize};
 
@@ -16,6 +17,7 @@ pub use agent::{Agent, Model};
 pub use covey::{Health, Home, HomeImported, Runner, Snapshot};
 pub use environment::{Environment, EnvironmentDeleted};
 pub use session::{EventsSent, Session, SessionAgent, SessionDeleted, SessionStats, SessionUsage};
+pub use token::Token;
 
 /// A request body with more bytes than this is refused with 413. The Messages API has the same limit, and a
 /// message's pictures are the only big thing in a request.

@@ -169,6 +169,8 @@ fn runner_to_server() {
         ("corrupt", Fault::Corrupt),
         ("limit", Fault::Limit),
         ("bug", Fault::Bug),
+        ("too-large", Fault::TooLarge),
+        ("full", Fault::Full),
     ] {
         let detail = "why".to_owned();
         check(

@@ -31,6 +31,8 @@ pub(crate) enum Heard {
     Event(Value),
     /// The connection broke; it is being made again.
     Broken(String),
+    /// The session is archived: all of its events were given out, and no more will come.
+    Over,
 }
 
 /// One followed session.
@@ -42,6 +44,8 @@ pub(crate) struct Follow {
     ready: VecDeque<Value>,
     stream: Option<(Pieces, Decoder)>,
     away_since: Option<Instant>,
+    /// The session was archived when its log was listed, so the list is the whole.
+    archived: bool,
 }
 
 impl Follow {
@@ -49,7 +53,15 @@ impl Follow {
     pub(crate) fn new(client: &Client, session: &str, skip: HashSet<String>) -> Result<Self, ClientError> {
         let path = format!("{}/events", id_path("sessions", session)?);
         let client = client.clone();
-        Ok(Self { client, path, seen: skip, ready: VecDeque::new(), stream: None, away_since: None })
+        Ok(Self {
+            client,
+            path,
+            seen: skip,
+            ready: VecDeque::new(),
+            stream: None,
+            away_since: None,
+            archived: false,
+        })
     }
 
     /// Waits for the next event. Dropping the future loses nothing.
@@ -66,6 +78,7 @@ impl Follow {
                 }
             }
             let heard = match &mut self.stream {
+                _ if self.archived => return Ok(Heard::Over),
                 None => self.open().await.map(|()| None),
                 Some((pieces, decoder)) => read(&self.client, pieces, decoder).await.map(Some),
             };
@@ -92,8 +105,11 @@ impl Follow {
         let request = self.client.request(Method::GET, &format!("{}/stream", self.path));
         let response = self.client.accepted(request.header("accept", "text/event-stream")).await?;
         let pieces: Pieces = Box::pin(response.bytes_stream().map(|piece| piece.map(|bytes| bytes.to_vec())));
+        // Asked before the list: what an archived session has is in the list.
+        let session = self.client.get(self.path.trim_end_matches("/events")).await?;
         let listed = self.client.list(&self.path, None).await?;
         self.ready.extend(listed);
+        self.archived = session["archived_at"].is_string();
         self.stream = Some((pieces, Decoder::default()));
         Ok(())
     }

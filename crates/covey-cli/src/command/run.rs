@@ -208,6 +208,8 @@ async fn show(global: &Global, client: &Client, session: &str) -> anyhow::Result
                 eprintln!("{}; trying again", one_line(&why));
                 continue;
             }
+            // Somebody archived the session before its turn came to an end that was seen here.
+            Heard::Over => return Ok(Shown::Ended(ExitCode::Unfinished)),
         };
         session::print(global, &event)?;
         match event["type"].as_str() {

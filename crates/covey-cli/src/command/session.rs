@@ -63,7 +63,7 @@ pub(crate) enum SessionCommand {
         /// The session's id.
         session: String,
     },
-    /// Print the events; with --follow, also those to come, until the session is terminated or Ctrl-C.
+    /// Print the events; with --follow, also those to come, until the session is terminated or archived, or Ctrl-C.
     Events {
         /// The session's id.
         session: String,
@@ -73,6 +73,11 @@ pub(crate) enum SessionCommand {
     },
     /// Archive a session: it takes no more messages; its log stays.
     Archive {
+        /// The session's id.
+        session: String,
+    },
+    /// Delete a session with its log; the agent's home stays as it is.
+    Delete {
         /// The session's id.
         session: String,
     },
@@ -127,6 +132,10 @@ pub(crate) async fn run(global: &Global, command: &SessionCommand) -> anyhow::Re
             let path = format!("{}/archive", id_path("sessions", session)?);
             show(global, &client.post(&path, &json!({})).await?)?;
         }
+        SessionCommand::Delete { session } => {
+            let deleted = client.delete(&id_path("sessions", session)?).await?;
+            output::value(global.json, &deleted, |_| format!("deleted {session}"))?;
+        }
     }
     Ok(ExitCode::Success)
 }
@@ -180,6 +189,10 @@ async fn follow_until(
         };
         match heard {
             Heard::Broken(why) => eprintln!("{}; trying again", output::one_line(&why)),
+            Heard::Over => {
+                eprintln!("the session is archived; no more events will come");
+                return Ok(ExitCode::Success);
+            }
             Heard::Event(event) => {
                 print(global, &event)?;
                 let kind = event["type"].as_str().unwrap_or_default();

@@ -31,6 +31,7 @@ pub(crate) struct State {
     pub(crate) homes: Vec<Value>,
     pub(crate) snapshots: Vec<Value>,
     pub(crate) runners: Vec<Value>,
+    pub(crate) tokens: Vec<Value>,
     pub(crate) asked: Vec<Asked>,
     /// Events that follow each `user.message`, in the order of the messages.
     pub(crate) replies: VecDeque<Vec<Value>>,
@@ -125,9 +126,26 @@ impl State {
             ("POST", ["sessions", id, "events"]) if find(&self.sessions, id).is_some() => {
                 self.send(&asked.body)
             }
+            ("GET", ["environments", id]) => found(find(&self.environments, id)),
+            ("POST", ["environments", id, "archive"]) => archive(&mut self.environments, id),
+            ("DELETE", ["environments", id]) => delete(&mut self.environments, id, "environment_deleted"),
+            ("GET", ["covey", "tokens"]) => page(&self.tokens),
+            ("POST", ["covey", "tokens"]) => {
+                let (status, mut made) = create(&mut self.tokens, "tok", &asked.body);
+                made["secret"] = json!("covey_secret");
+                (status, made)
+            }
+            ("POST", ["covey", "tokens", id, "revoke"]) => self.revoke_token(id),
+            ("DELETE", ["sessions", id]) => delete(&mut self.sessions, id, "session_deleted"),
             ("POST", ["covey", "homes", id, "import"]) => self.import(id, &asked.body),
             _ => error(404, "not_found_error", "there is nothing here"),
         }
+    }
+
+    fn revoke_token(&mut self, id: &str) -> (u16, Value) {
+        let Some(token) = self.tokens.iter_mut().find(|token| token["id"] == id) else { return found(None) };
+        token["revoked_at"] = json!("2026-01-02T00:00:00.000Z");
+        (200, token.clone())
     }
 
     fn create_agent(&mut self, body: &Value) -> (u16, Value) {
@@ -221,6 +239,14 @@ fn archive(items: &mut [Value], id: &str) -> (u16, Value) {
     let Some(item) = items.iter_mut().find(|item| item["id"] == id) else { return found(None) };
     item["archived_at"] = json!("2026-01-02T00:00:00.000Z");
     (200, item.clone())
+}
+
+fn delete(items: &mut Vec<Value>, id: &str, kind: &str) -> (u16, Value) {
+    if find(items, id).is_none() {
+        return found(None);
+    }
+    items.retain(|item| item["id"] != id);
+    (200, json!({ "id": id, "type": kind }))
 }
 
 fn error(status: u16, kind: &str, message: &str) -> (u16, Value) {

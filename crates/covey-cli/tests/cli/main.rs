@@ -14,6 +14,8 @@ mod demo;
 #[cfg(test)]
 mod doctor;
 #[cfg(test)]
+mod environment;
+#[cfg(test)]
 mod fake_server;
 #[cfg(test)]
 mod home;
@@ -23,6 +25,8 @@ mod run;
 mod runner;
 #[cfg(test)]
 mod session;
+#[cfg(test)]
+mod token;
 #[cfg(test)]
 mod up;
 #[cfg(test)]

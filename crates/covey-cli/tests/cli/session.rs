@@ -48,6 +48,24 @@ fn sessions_are_listed_shown_and_archived() {
 }
 
 #[test]
+fn a_deleted_session_is_gone() {
+    let (_server, place, id) = begun();
+    assert_eq!(place.json(&["session", "delete", &id, "--json"])["id"], id.as_str());
+    assert_eq!(place.run(&["session", "show", &id]).code, 3);
+    assert_eq!(place.run(&["session", "delete", &id]).code, 3);
+}
+
+#[test]
+fn following_an_archived_session_shows_it_and_ends() {
+    let (server, place, id) = begun();
+    server.append(message("said before"));
+    place.json(&["session", "archive", &id, "--json"]);
+    let ended = place.run(&["session", "events", &id, "--follow"]);
+    assert_eq!((ended.code, ended.stdout.as_str()), (0, "said before\n"));
+    assert!(ended.stderr.contains("archived"), "{ended:?}");
+}
+
+#[test]
 fn an_interrupt_is_an_event() {
     let (server, place, id) = begun();
     assert_eq!(place.run(&["session", "interrupt", &id]).stdout, "interrupt sent\n");

@@ -10,7 +10,7 @@ use covey_types::{OrgId, SessionId};
 use serde_json::Value;
 use tokio::sync::{Notify, watch};
 
-use super::{Db, Order, Result, journal};
+use super::{Db, Order, Result, journal, sessions};
 
 /// Events in one piece of [`Follower::next`].
 const FOLLOW_EVENTS_MAX: usize = 200;
@@ -86,8 +86,8 @@ impl Db {
 }
 
 impl Follower {
-    /// Waits for the next events and returns them with their positions: at least one. Safe to drop and call
-    /// again.
+    /// Waits for the next events and returns them with their positions: at least one, or none when the session is
+    /// archived and all of its events were returned: nothing more will come. Safe to drop and call again.
     ///
     /// # Errors
     /// When the journal cannot be read, or the session is gone.
@@ -95,12 +95,19 @@ impl Follower {
         loop {
             self.grown.mark_unchanged();
             let (org, session, cursor) = (self.org, self.session, self.cursor);
-            let events = self
+            let (events, archived) = self
                 .db
                 .read("follow session", move |read| {
-                    journal::list_public(read, org, session, cursor, FOLLOW_EVENTS_MAX, Order::Ascending)
+                    let order = Order::Ascending;
+                    let events = journal::list_public(read, org, session, cursor, FOLLOW_EVENTS_MAX, order)?;
+                    let archived =
+                        events.is_empty() && sessions::get(read, org, session)?.archived_at.is_some();
+                    Ok((events, archived))
                 })
                 .await?;
+            if archived {
+                return Ok(Vec::new());
+            }
             if let Some((seq, _)) = events.last() {
                 self.cursor = *seq;
                 return Ok(events);

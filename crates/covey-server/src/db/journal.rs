@@ -31,7 +31,7 @@ pub struct UserEvent {
 ///
 /// # Errors
 /// [`DbError::NotFound`]; [`DbError::Conflict`] for an archived or terminated session; [`DbError::Invalid`]
-/// for other kinds of events; [`DbError::Limit`].
+/// for other kinds of events; [`DbError::TooLarge`]; [`DbError::Limit`] when too many wait already.
 pub fn append_user_events(
     tx: &Tx<'_>,
     org: OrgId,
@@ -43,7 +43,7 @@ pub fn append_user_events(
         return Err(DbError::Conflict(format!("session {session} is archived or terminated")));
     }
     if events.len() > USER_EVENTS_MAX {
-        return Err(DbError::Limit(format!(
+        return Err(DbError::TooLarge(format!(
             "{} events in one request, at most {USER_EVENTS_MAX}",
             events.len()
         )));
@@ -177,7 +177,7 @@ fn insert(
     let text = to_json(&record.body)?;
     let limit = if record.body.is_user() { USER_EVENT_BYTES_MAX } else { RECORD_BYTES_MAX };
     if text.len() > limit {
-        return Err(DbError::Limit(format!(
+        return Err(DbError::TooLarge(format!(
             "a {} record of {} bytes, at most {limit}; put it into the home and name its path",
             record.body.kind(),
             text.len()

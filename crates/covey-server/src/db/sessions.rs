@@ -260,6 +260,8 @@ pub fn archive(tx: &Tx<'_>, org: OrgId, id: SessionId) -> Result<Session> {
             "UPDATE session SET archived_at = coalesce(archived_at, ?3) WHERE org = ?1 AND id = ?2",
         )?
         .execute((org.to_string(), id.to_string(), tx.now().unix_ms()))?;
+    // Whoever follows the session learns that nothing more will come.
+    tx.touch(id);
     get(tx, org, id)
 }
 

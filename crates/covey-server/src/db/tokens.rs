@@ -109,6 +109,14 @@ pub fn list(read: &Read<'_>, org: OrgId) -> Result<Vec<Token>> {
     Ok(tokens)
 }
 
+/// One token.
+///
+/// # Errors
+/// [`DbError::NotFound`].
+pub fn get(read: &Read<'_>, org: OrgId, id: TokenId) -> Result<Token> {
+    list(read, org)?.into_iter().find(|token| token.id == id).ok_or_else(|| DbError::not_found("token", id))
+}
+
 /// Revokes a token for good; again is no error.
 ///
 /// # Errors

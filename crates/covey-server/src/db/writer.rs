@@ -16,7 +16,29 @@ pub const WRITE_QUEUE_MAX: usize = 1024;
 pub const WRITE_BATCH_MAX: usize = 256;
 
 /// Answers the asker once the commit is decided.
-type Answer = Box<dyn FnOnce(std::result::Result<(), &str>) + Send>;
+type Answer = Box<dyn FnOnce(std::result::Result<(), &NotCommitted>) + Send>;
+
+/// Why a shared commit failed, for each of those who shared it.
+enum NotCommitted {
+    Full,
+    Other(String),
+}
+
+impl NotCommitted {
+    fn of(error: &DbError) -> Self {
+        match error {
+            DbError::Full => Self::Full,
+            other => Self::Other(other.to_string()),
+        }
+    }
+
+    fn told(&self) -> DbError {
+        match self {
+            Self::Full => DbError::Full,
+            Self::Other(why) => DbError::Commit(why.clone()),
+        }
+    }
+}
 
 /// A closure with the place for its answer.
 pub(super) struct Job {
@@ -38,10 +60,10 @@ where
     let run = Box::new(move |tx: &Tx<'_>| {
         let result = catch_unwind(AssertUnwindSafe(|| work(tx))).unwrap_or(Err(DbError::Panicked(name)));
         let keep = result.is_ok();
-        let answer = Box::new(move |commit: std::result::Result<(), &str>| {
+        let answer = Box::new(move |commit: std::result::Result<(), &NotCommitted>| {
             let result = match commit {
                 Ok(()) => result,
-                Err(why) if keep => Err(DbError::Commit(why.to_owned())),
+                Err(why) if keep => Err(why.told()),
                 Err(_) => result,
             };
             if sender.send(result).is_err() {
@@ -75,14 +97,14 @@ fn work(conn: Connection, mut queue: mpsc::Receiver<Job>, feed: &Feed) {
         if let Err(e) = &committed {
             tracing::error!(error = %e, "the database could not commit");
         }
-        let why = committed.as_ref().err().map(ToString::to_string);
+        let why = committed.as_ref().err().map(NotCommitted::of);
         if let Ok(touched) = committed {
             for session in touched {
                 feed.announce(session);
             }
         }
         for answer in answers {
-            answer(why.as_deref().map_or(Ok(()), Err));
+            answer(why.as_ref().map_or(Ok(()), Err));
         }
     }
 }

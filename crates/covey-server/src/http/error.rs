@@ -36,6 +36,9 @@ impl ApiError {
             Fault::Invalid => (StatusCode::BAD_REQUEST, "invalid_request_error", None),
             Fault::Denied => (StatusCode::FORBIDDEN, "permission_error", None),
             Fault::Limit => (StatusCode::TOO_MANY_REQUESTS, "rate_limit_error", Some(5)),
+            Fault::TooLarge => (StatusCode::PAYLOAD_TOO_LARGE, "request_too_large", None),
+            // The vendor has no type for it; the SDKs repeat it like any other 5xx, with growing waits.
+            Fault::Full => (StatusCode::INSUFFICIENT_STORAGE, "api_error", Some(5)),
             Fault::Corrupt | Fault::Bug => (StatusCode::INTERNAL_SERVER_ERROR, "api_error", None),
         };
         Self { status, kind, message: message.into(), retry_after_s }
@@ -65,12 +68,7 @@ impl ApiError {
     }
 
     pub(super) fn too_large(limit: usize) -> Self {
-        Self {
-            status: StatusCode::PAYLOAD_TOO_LARGE,
-            kind: "request_too_large",
-            message: format!("the request body exceeds {limit} bytes"),
-            retry_after_s: None,
-        }
+        Self::new(Fault::TooLarge, format!("the request body exceeds {limit} bytes"))
     }
 
     pub(super) fn method_not_allowed(method: &str, path: &str) -> Self {
@@ -90,6 +88,10 @@ impl From<DbError> for ApiError {
             Fault::Retry => {
                 tracing::warn!(%error, "the database did not answer a request");
                 Self::new(fault, "the server's database is busy or going down; try again")
+            }
+            Fault::Full => {
+                tracing::error!(%error, "the disk is full");
+                Self::new(fault, error.to_string())
             }
             Fault::Corrupt | Fault::Bug => {
                 tracing::error!(%error, "a request failed");

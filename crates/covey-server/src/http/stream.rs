@@ -23,7 +23,8 @@ const STREAM_STALL_MAX: Duration = Duration::from_secs(30);
 /// A comment is sent after this long without an event, so that nothing on the way takes the link for dead.
 const STREAM_QUIET_MAX: Duration = Duration::from_secs(15);
 
-/// Answers with the events that `follower` gives, until the session ends, the reader leaves or `stop` is called.
+/// Answers with the events that `follower` gives, until the session ends or is archived, the reader leaves or
+/// `stop` is called.
 pub(super) fn events(
     mut follower: Follower,
     tasks: &TaskTracker,
@@ -52,6 +53,8 @@ pub(super) fn events(
                 () = pieces.closed() => return,
                 () = tokio::time::sleep(STREAM_QUIET_MAX) => piece = Bytes::from_static(b": quiet\n\n"),
                 next = follower.next() => match next {
+                    // Archived: the reader has everything there will ever be.
+                    Ok(events) if events.is_empty() => return,
                     Ok(events) => {
                         last = events.iter().any(|(_, event)| ends_the_stream(event));
                         piece = events.iter().map(|(_, event)| written(event)).collect::<String>().into();

@@ -32,6 +32,16 @@ pub(super) enum Loss {
     HostLost,
 }
 
+impl std::fmt::Display for Loss {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::SandboxKilled => "sandbox killed",
+            Self::ServerKilled => "server killed",
+            Self::HostLost => "host lost",
+        })
+    }
+}
+
 /// One loss, as it went.
 #[derive(Debug, Clone, Serialize)]
 pub(super) struct LossReport {
@@ -163,7 +173,7 @@ pub(super) fn run(
         std::thread::sleep(POLL_PAUSE);
     }
     if let Some(loss) = plan.pending.last() {
-        bail!("the session ended before its moment for {loss:?} came");
+        bail!("the session ended before its moment for `{loss}` came");
     }
     let session_ms = began.elapsed().as_millis() as u64;
     let home = await_secured(&seen, world)?;
@@ -222,7 +232,7 @@ fn suffer(loss: Loss, seen: &mut Seen, world: &mut World, deadline: Instant) -> 
     }
     while seen.results() <= before {
         if Instant::now() > deadline {
-            bail!("no step finished after {loss:?} {moment}; last event: {:?}", seen.events.last());
+            bail!("no step finished after `{loss}` {moment}; last event: {:?}", seen.events.last());
         }
         std::thread::sleep(POLL_PAUSE);
         seen.refresh(world)?;
