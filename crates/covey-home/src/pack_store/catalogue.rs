@@ -389,25 +389,27 @@ impl Catalogue {
         self.condemned = names.clone();
     }
 
+    /// Whether a new state may rely on what the pack holds.
+    fn is_trusted(&self, pack: u32) -> bool {
+        let pack = &self.packs[pack as usize];
+        pack.alive && !pack.condemned
+    }
+
     /// Whether the block is there to stay: in a pack that is not condemned, and not known to be damaged. A segment
     /// that cannot be read counts as empty: storing a block twice harms nobody.
     pub(crate) fn has(&self, hash: &BlockHash) -> bool {
         if self.damaged.contains(hash) {
             return false;
         }
-        let alive = |pack: u32| {
-            let pack = &self.packs[pack as usize];
-            pack.alive && !pack.condemned
-        };
         let recent = self.recent.get(hash).is_some_and(|place| {
-            alive(place.pack)
-                || self.recent_copies.iter().any(|(copy, place)| copy == hash && alive(place.pack))
+            self.is_trusted(place.pack)
+                || self.recent_copies.iter().any(|(copy, place)| copy == hash && self.is_trusted(place.pack))
         });
         recent
             || self.segments.iter().any(|mounted| {
                 let mut found = false;
                 let read = mounted.segment.find(hash, false, |place| {
-                    found |= alive(mounted.numbers[place.pack as usize]);
+                    found |= self.is_trusted(mounted.numbers[place.pack as usize]);
                 });
                 read.is_ok() && found
             })
@@ -415,11 +417,13 @@ impl Catalogue {
 
     /// Those of `hashes` of which [`Catalogue::has`] says no, ascending; many at once cost little more than a few.
     pub(crate) fn lacking(&self, hashes: &[BlockHash]) -> Vec<BlockHash> {
-        let alive = |pack: u32| self.packs[pack as usize].alive;
         let is_recent = |hash: &BlockHash| {
             self.recent.get(hash).is_some_and(|place| {
-                alive(place.pack)
-                    || self.recent_copies.iter().any(|(copy, place)| copy == hash && alive(place.pack))
+                self.is_trusted(place.pack)
+                    || self
+                        .recent_copies
+                        .iter()
+                        .any(|(copy, place)| copy == hash && self.is_trusted(place.pack))
             })
         };
         let (damaged, rest): (Vec<BlockHash>, Vec<BlockHash>) =
@@ -429,7 +433,7 @@ impl Catalogue {
         for mounted in &self.segments {
             let mut found = vec![false; open.len()];
             let read = mounted.segment.find_sorted(&open, |number, place| {
-                found[number] |= alive(mounted.numbers[place.pack as usize]);
+                found[number] |= self.is_trusted(mounted.numbers[place.pack as usize]);
             });
             if read.is_ok() {
                 let mut found = found.into_iter();
