@@ -4,6 +4,7 @@
 //! outside, process by process, beside the tools that people use instead ([`home`]).
 
 mod home;
+mod store;
 
 use std::path::Path;
 use std::time::Duration;
@@ -28,6 +29,8 @@ enum Part {
     Sandbox(ExampleArgs),
     /// Securing and materializing homes, beside the tools that are installed.
     Home(home::HomeArgs),
+    /// A store of a million blocks, asked which of many hashes it lacks; needs 10 GB of disk for a while.
+    Store(store::StoreArgs),
     /// Mounting homes and securing what changed in them; as root.
     Mount(ExampleArgs),
 }
@@ -46,6 +49,7 @@ pub(crate) fn run(root: &Path, args: &BenchArgs) -> anyhow::Result<()> {
     match &args.part {
         Part::Sandbox(args) => example(root, "covey-runner", "bench-sandbox", args),
         Part::Home(args) => home::run(root, args),
+        Part::Store(args) => store::run(root, args),
         Part::Mount(args) => example(root, "covey-mount", "bench-mount", args),
     }
 }

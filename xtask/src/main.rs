@@ -11,6 +11,7 @@ mod licences;
 mod metadata;
 mod process;
 mod spdx;
+mod store;
 mod test;
 mod tidy;
 
@@ -41,6 +42,10 @@ enum Task {
     Bench(bench::BenchArgs),
     /// Measures what is kept of odd inodes, beside other tools; writes the table of docs/fidelity.md.
     Fidelity(fidelity::FidelityArgs),
+    /// Kills processes that work on one store at random moments and checks that it is whole.
+    KillStore(store::KillStoreArgs),
+    /// Takes the power from a disk with a store at random moments and checks that nothing acknowledged is lost.
+    CutPower(store::CutPowerArgs),
     /// Kills server, runner and sandboxes at random moments and checks that nothing is lost.
     Chaos(chaos::ChaosArgs),
 }
@@ -64,6 +69,8 @@ fn run() -> anyhow::Result<ExitCode> {
         Task::Licences => licences::check(&root)?,
         Task::Bench(args) => bench::run(&root, &args)?,
         Task::Fidelity(args) => fidelity::run(&root, &args)?,
+        Task::KillStore(args) => store::kill_store(&root, &args)?,
+        Task::CutPower(args) => store::cut_power(&root, &args)?,
         Task::Chaos(args) => chaos::run(&root, &args)?,
     }
     Ok(ExitCode::SUCCESS)

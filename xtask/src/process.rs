@@ -76,6 +76,24 @@ pub(crate) fn output_of_success(command: &mut Command, limit: Duration) -> anyho
     Ok(text)
 }
 
+/// Builds an example of a crate in release mode; gives its program.
+pub(crate) fn build_example(
+    root: &Path,
+    package: &str,
+    example: &str,
+    limit: Duration,
+) -> anyhow::Result<std::path::PathBuf> {
+    let mut command = cargo(root);
+    command.args(["build", "--quiet", "--release", "--package", package, "--example", example]);
+    command.arg("--message-format=json-render-diagnostics");
+    let messages = output_of_success(&mut command, limit)?;
+    let built = messages.lines().filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok());
+    let program = built
+        .filter(|message| message["target"]["name"] == example)
+        .find_map(|message| message["executable"].as_str().map(std::path::PathBuf::from));
+    program.context("cargo did not say where the example is")
+}
+
 /// Waits until the program ends; after `limit` it and everything that it started is killed.
 pub(crate) fn wait(child: &mut Child, limit: Duration) -> anyhow::Result<ExitStatus> {
     let started = Instant::now();

@@ -7,6 +7,7 @@ mod installed;
 mod mounts;
 mod product;
 mod sdk;
+mod store;
 mod unprivileged;
 mod workspace;
 
@@ -53,7 +54,7 @@ struct Stage {
     run: Run,
 }
 
-const STAGES: [Stage; 15] = [
+const STAGES: [Stage; 17] = [
     Stage { name: "format", about: "cargo fmt --check", run: workspace::format },
     Stage { name: "graph", about: "which crate may know which", run: |g| passed(graph::check(g.root)) },
     Stage { name: "tidy", about: "rules of CONTRIBUTING.md", run: |g| passed(tidy::check(g.root)) },
@@ -71,6 +72,16 @@ const STAGES: [Stage; 15] = [
         name: "mounts",
         about: "as root: homes are mounted for real, where the kernel can",
         run: mounts::run,
+    },
+    Stage {
+        name: "store-kills",
+        about: "thirty SIGKILLs of processes that work on one store",
+        run: store::kills,
+    },
+    Stage {
+        name: "store-power",
+        about: "as root: the power goes while processes work on a store",
+        run: store::cuts,
     },
     Stage { name: "build", about: "the release binary, which the stages below use", run: product::build },
     Stage { name: "sdk-python", about: "the official Python SDK against `covey up`", run: sdk::python },

@@ -1,6 +1,7 @@
 //! The commands: one file each. This file only knows which there are.
 
 pub(crate) mod agent;
+pub(crate) mod backup;
 pub(crate) mod completions;
 pub(crate) mod demo;
 pub(crate) mod doctor;
@@ -9,6 +10,7 @@ pub(crate) mod home;
 pub(crate) mod run;
 pub(crate) mod runner;
 pub(crate) mod session;
+pub(crate) mod store;
 pub(crate) mod token;
 pub(crate) mod up;
 pub(crate) mod version;
@@ -66,6 +68,12 @@ enum Command {
     /// API tokens: who may ask the server.
     #[command(subcommand)]
     Token(token::TokenCommand),
+    /// The store of homes as a whole: verify, repair.
+    #[command(subcommand)]
+    Store(store::StoreCommand),
+    /// Backups of database and blocks: create, verify, restore.
+    #[command(subcommand)]
+    Backup(backup::BackupCommand),
     /// Try what this machine can and cannot do, and name the remedy.
     Doctor(doctor::DoctorArgs),
     /// Print completions for a shell.
@@ -88,6 +96,8 @@ pub(crate) fn run(cli: &Cli) -> anyhow::Result<ExitCode> {
         Command::Home(command) => wait_for(home::run(global, command)),
         Command::Runner(runner::RunnerCommand::Serve) => runner::serve(global),
         Command::Runner(command) => wait_for(runner::run(global, command)),
+        Command::Store(command) => wait_for(store::run(global, command)),
+        Command::Backup(command) => backup::run(global, command),
         Command::Doctor(args) => wait_for(doctor::run(global, args)),
         Command::Completions(args) => completions::run(args),
         Command::Version => version::run(global),

@@ -1,8 +1,12 @@
 //! Exit codes: what a script can tell apart.
 
+use covey_home::integrity::IntegrityError;
 use covey_home::tracked::TrackedError;
-use covey_home::{MaterializeError, PointerError, SecureAndPublishError, SecureError, StoreError};
+use covey_home::{
+    CarryError, CollectError, MaterializeError, PointerError, SecureAndPublishError, SecureError, StoreError,
+};
 use covey_mount::{CacheError, MountError};
+use covey_server::db::DbError;
 use covey_types::Fault;
 
 use crate::client::ClientError;
@@ -79,6 +83,10 @@ fn fault_of(cause: &(dyn std::error::Error + 'static)) -> Option<Fault> {
         .or_else(pointer)
         .or_else(materialize)
         .or_else(store)
+        .or_else(|| cause.downcast_ref().map(IntegrityError::fault))
+        .or_else(|| cause.downcast_ref().map(CarryError::fault))
+        .or_else(|| cause.downcast_ref().map(CollectError::fault))
+        .or_else(|| cause.downcast_ref().map(DbError::fault))
         .or_else(|| cause.downcast_ref().map(TrackedError::fault))
         .or_else(|| cause.downcast_ref().map(MountError::fault))
         .or_else(|| cause.downcast_ref().map(CacheError::fault))

@@ -24,6 +24,7 @@ use tokio::net::{TcpListener, UnixListener, UnixStream};
 use tokio_util::sync::CancellationToken;
 
 use crate::global::{CLIENT_FILE, ClientFile};
+use crate::store_identity;
 
 /// Bytes in flight on the in-memory link, each way.
 const LINK_BYTES: usize = 256 * 1024;
@@ -54,6 +55,11 @@ impl Layout {
             .create(&data_dir)
             .with_context(|| format!("the data directory {} cannot be made", data_dir.display()))?;
         Ok(Self { data_dir })
+    }
+
+    /// The layout of a data directory that exists, or is not touched.
+    pub(crate) const fn at(data_dir: PathBuf) -> Self {
+        Self { data_dir }
     }
 
     fn client_file(&self) -> PathBuf {
@@ -102,7 +108,12 @@ pub(crate) struct RunningServer {
 
 impl RunningServer {
     /// Opens the database, takes over what was left, listens, and leaves word in `client.json`.
-    pub(crate) async fn start(layout: &Layout, listen: SocketAddr, model: &ModelChoice) -> Result<Self> {
+    pub(crate) async fn start(
+        layout: &Layout,
+        listen: SocketAddr,
+        model: &ModelChoice,
+        accept_store: bool,
+    ) -> Result<Self> {
         let mut config = Config { data_dir: layout.data_dir.clone(), listen, ..Config::default() };
         let model = choose_model(&mut config, model)?;
         if let Some(store) = layout.store_dir()? {
@@ -114,6 +125,9 @@ impl RunningServer {
                 .with_context(|| format!("the home store {} cannot be made", store.display()))?;
         }
         let db = Db::open(&config.database_path())?;
+        if let Some(store) = layout.store_dir()? {
+            store_identity::check(&db, &store, accept_store).await?;
+        }
         let listener = TcpListener::bind(listen)
             .await
             .with_context(|| format!("cannot listen on {listen}; choose another address with --listen"))?;

@@ -9,6 +9,7 @@ mod global;
 mod host;
 mod output;
 mod progress;
+mod store_identity;
 mod view;
 
 use clap::Parser as _;

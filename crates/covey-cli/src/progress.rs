@@ -17,11 +17,17 @@ const FILES_PER_MESSAGE: u64 = 64;
 pub(crate) struct Progress {
     bar: ProgressBar,
     what: String,
+    /// What is counted.
+    noun: &'static str,
     counters: Counters,
 }
 
 impl Progress {
     pub(crate) fn start(what: &str) -> Self {
+        Self::start_counting(what, "files")
+    }
+
+    pub(crate) fn start_counting(what: &str, noun: &'static str) -> Self {
         // `stderr` hides itself where it is not a terminal.
         let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr());
         if let Ok(style) = ProgressStyle::with_template("{spinner} {msg} ({elapsed})") {
@@ -29,7 +35,7 @@ impl Progress {
         }
         bar.set_message(what.to_owned());
         bar.enable_steady_tick(TICK);
-        Self { bar, what: what.to_owned(), counters: Counters::default() }
+        Self { bar, what: what.to_owned(), noun, counters: Counters::default() }
     }
 }
 
@@ -40,7 +46,7 @@ impl covey_home::Progress for Progress {
         // Several threads count; only some of them write the message.
         if before / FILES_PER_MESSAGE != (before + files) / FILES_PER_MESSAGE {
             let (files, bytes) = (self.counters.files(), ByteCount(self.counters.bytes()));
-            self.bar.set_message(format!("{}: {files} files, {bytes}", self.what));
+            self.bar.set_message(format!("{}: {files} {}, {bytes}", self.what, self.noun));
         }
     }
 

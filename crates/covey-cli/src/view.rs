@@ -29,6 +29,10 @@ pub(crate) fn event(event: &Value) -> Option<String> {
         _ if kind.ends_with("home_rolled_back") => {
             Some("! the home went back: the files of some finished steps are missing".to_owned())
         }
+        _ if kind.ends_with("home_incomplete") => Some(format!(
+            "! the store has lost parts of the home: {} names are missing; see `covey store verify`",
+            event["count"]
+        )),
         _ if kind.ends_with("home.secured") || kind.ends_with("home_secured") => {
             Some(format!("· home secured, generation {}", event["generation"]))
         }

@@ -389,6 +389,18 @@ pub enum Body {
         /// For people.
         detail: String,
     },
+    /// Public: the home came up without some of its names, because the store has lost them.
+    #[serde(rename = "home_incomplete")]
+    HomeIncomplete {
+        /// The generation that was put back.
+        generation: Generation,
+        /// How many names are missing; a directory counts once, with everything in it.
+        count: u64,
+        /// The first of them.
+        paths: Vec<String>,
+        /// For people: why the first is missing.
+        reason: String,
+    },
     /// Public: the home went back to a published generation.
     #[serde(rename = "home_rolled_back")]
     HomeRolledBack {
@@ -456,6 +468,7 @@ impl Body {
             Self::SandboxFailed { .. } => "sandbox.failed",
             Self::HomeSecured { .. } => "home.secured",
             Self::HomeSecureFailed { .. } => "home.secure_failed",
+            Self::HomeIncomplete { .. } => "home_incomplete",
             Self::HomeRolledBack { .. } => "home_rolled_back",
         }
     }
@@ -569,6 +582,12 @@ mod tests {
             Body::StatusIdle { stop_reason: StopReason::EndTurn },
             Body::ModelIntended { step: step(1), upto: 3, attempt: 1 },
             Body::HomeRolledBack { generation: Generation(2), steps: vec![], reason: "r".into() },
+            Body::HomeIncomplete {
+                generation: Generation(2),
+                count: 1,
+                paths: vec!["a".into()],
+                reason: "r".into(),
+            },
             Body::UserInterrupt {},
         ];
         for body in bodies {

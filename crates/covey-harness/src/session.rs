@@ -274,6 +274,7 @@ impl Session {
             | Body::SandboxFailed { .. }
             | Body::HomeSecured { .. }
             | Body::HomeSecureFailed { .. }
+            | Body::HomeIncomplete { .. }
             | Body::HomeRolledBack { .. } => self.apply_home(record),
             Body::StatusRescheduled {}
             | Body::Error { .. }
@@ -468,6 +469,9 @@ impl Session {
                 }
             }
             Body::HomeSecureFailed { .. } => self.secure_failed = true,
+            Body::HomeIncomplete { count, paths, .. } => {
+                self.note(record.seq, incomplete_text(*count, paths));
+            }
             Body::HomeRolledBack { generation, steps, .. } => {
                 let lost = std::mem::take(&mut self.unsecured);
                 self.note(record.seq, rolled_back_text(*generation, steps, &lost));
@@ -496,6 +500,16 @@ fn rolled_back_text(generation: Generation, steps: &[EventId], lost: &[Finished]
         "[covey] The host with the home directory was lost. It was rolled back to generation {generation}. \
          What these {} finished calls changed in it is missing; check before you build on it: {}",
         steps.len(),
+        named.join("; ")
+    )
+}
+
+fn incomplete_text(count: u64, paths: &[String]) -> String {
+    let named: Vec<&str> = paths.iter().map(String::as_str).take(SPELLED_OUT_MAX).collect();
+    format!(
+        "[covey] The store has lost parts of the home directory: {count} names are missing in it and were not \
+         deleted by anybody: {}. They come back when the store is repaired. What you write in their place counts; \
+         check before you build on them.",
         named.join("; ")
     )
 }

@@ -34,7 +34,9 @@ pub(crate) use condemned::Condemned;
 pub use mark::MarkError;
 
 use crate::block::{Block, StoreError, Upload};
-use crate::pack_store::{Existing, PackContents, PackName, PackStore, PackUpload, Packing};
+use crate::pack_store::{
+    Existing, PackContents, PackName, PackStore, PackUpload, Packing, SuspectState, Suspects,
+};
 use crate::progress::Progress;
 use count::CountingBackend;
 use mark::Marker;
@@ -218,6 +220,8 @@ impl Job<'_> {
     ) -> Result<Vec<Doomed>, CollectError> {
         let mut doomed = Vec::new();
         let mut small = Vec::new();
+        let suspects = Suspects::read(self.store.backend().as_ref())?;
+        self.store.suspect(&suspects);
         let others: BTreeSet<PackName> = self.store.packs()?.into_iter().collect();
         for name in earlier.packs().iter().chain(others.difference(earlier.packs())) {
             self.check()?;
@@ -229,9 +233,15 @@ impl Job<'_> {
             let is_kept = live > 0 && live * 100 >= all * percent;
             let (file_len, is_damaged) = (contents.file_len, contents.reindexed);
             let pack = Doomed { name: *name, file_len, is_rewritten: live > 0, is_damaged };
-            if earlier.packs().contains(name) {
+            if suspects.packs().get(name) == Some(&SuspectState::Replaced) {
+                // Repair has seen that everything needed lies in other packs; where that is not so, it stays.
+                match self.is_elsewhere(&contents, marker) {
+                    true => doomed.push(Doomed { is_rewritten: false, is_damaged: false, ..pack }),
+                    false => report.packs_left += 1,
+                }
+            } else if earlier.packs().contains(name) {
                 doomed.push(pack);
-            } else if is_damaged {
+            } else if is_damaged || (suspects.packs().contains_key(name) && live > 0) {
                 // It may hold more than its index could be made to tell: repair decides about it.
             } else if !is_kept {
                 doomed.push(pack);
@@ -245,6 +255,12 @@ impl Job<'_> {
         report.packs_left += doomed.len().saturating_sub(CONDEMNED_MAX) as u64;
         doomed.truncate(CONDEMNED_MAX);
         Ok(doomed)
+    }
+
+    /// Whether what is live in a damaged pack can be had without it.
+    fn is_elsewhere(&self, contents: &PackContents, marker: &Marker<'_>) -> bool {
+        let mut live = contents.blocks.iter().filter(|block| marker.is_live(&block.hash));
+        live.all(|block| self.store.is_trusted(&block.hash))
     }
 
     /// Copies what is live in `doomed` to packs of `target`; gives the bytes of these packs.

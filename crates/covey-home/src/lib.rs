@@ -11,10 +11,14 @@ mod anchor;
 pub mod archive;
 pub mod backend;
 pub mod block;
+mod carry;
 mod collect;
 pub mod contract;
 mod edit;
 mod excludes;
+mod gaps;
+mod identity;
+pub mod integrity;
 pub mod manifest;
 mod materialize;
 mod memory;
@@ -32,13 +36,16 @@ pub mod view;
 mod work;
 
 pub use block::{BLOCK_BYTES_MAX, Block, BlockStore, StoreError, Upload, UploadReport};
+pub use carry::{CarryError, carry_states};
 pub use collect::{CONDEMNED_MAX, CollectError, CollectOptions, CollectReport, MarkError, Roots, collect};
 pub use edit::{EditError, Edited, restore_path};
 pub use excludes::{DEFAULT_EXCLUDES, Excludes};
+pub use identity::StoreIdentity;
 pub use materialize::{Gap, MaterializeError, MaterializeReport, MaterializeRequest, materialize};
 pub use memory::MemoryStore;
 pub use pack_store::{
-    Existing, PackContents, PackName, PackReport, PackStore, PackUpload, PackedBlock, Packing,
+    Existing, PackContents, PackName, PackReport, PackStore, PackUpload, PackedBlock, Packing, SUSPECTS_MAX,
+    SuspectState, Suspects,
 };
 pub use pointer::{
     Pointer, PointerError, Pointers, SNAPSHOTS_KEPT_MAX, SecureAndPublishError, secure_and_publish,

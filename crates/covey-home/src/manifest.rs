@@ -20,7 +20,7 @@ pub use listing::{ListingBuilder, ListingPart, ListingPiece, decode_listing_obje
 pub use root::Root;
 
 pub(crate) use content::for_each_window;
-pub(crate) use cursor::Cursor;
+pub(crate) use cursor::{Cursor, put_varint};
 pub(crate) use entry::{EntryView, is_kept_xattr};
 
 /// Directories below each other at most; deeper trees are refused with the path. Far above what tools build,

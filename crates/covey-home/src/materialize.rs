@@ -27,6 +27,8 @@ use serde::Serialize;
 
 use crate::block::{BlockStore, StoreError};
 use crate::excludes::Excludes;
+use crate::gaps::Gaps;
+use crate::manifest::{EntryBody, Root};
 use crate::object::{self, ObjectError};
 use crate::progress::Progress;
 use crate::stat_cache::{self, StatCache};
@@ -204,6 +206,11 @@ pub fn materialize(request: &MaterializeRequest<'_>) -> Result<MaterializeReport
         // What was just written has a ctime of this tick; a later write must show. At most 20 ms.
         stat_cache::settle(stat_cache::now());
     }
+    if let Some(stat_cache) = request.stat_cache {
+        let mut kept = outcome.kept;
+        kept.hidden = hidden_files(request.store, &root, &kept);
+        kept.save(stat_cache).map_err(target)?;
+    }
     let mut warnings = outcome.warnings;
     if let Some(records) = outcome.records
         && let Err(error) = records.finish(outcome.cache.as_ref(), &stat, &request.root)
@@ -227,4 +234,28 @@ pub fn materialize(request: &MaterializeRequest<'_>) -> Result<MaterializeReport
     } else {
         Err(MaterializeError::Incomplete { report: Box::new(report) })
     }
+}
+
+/// Files and bytes that the root counts below directories which cannot be read.
+fn hidden_files(store: &dyn BlockStore, root: &Root, gaps: &Gaps) -> (u64, u64) {
+    if !gaps.entries.values().any(crate::gaps::GapEntry::is_directory) {
+        return (0, 0);
+    }
+    let (mut files, mut bytes) = (0, 0);
+    let mut waiting = vec![root.listing];
+    while let Some(listing) = waiting.pop() {
+        // What cannot be read is what is looked for.
+        let Ok(listing) = object::read_listing(store, &listing) else { continue };
+        for (_, entry) in listing.entries {
+            match entry.body {
+                EntryBody::Directory { listing } => waiting.push(listing),
+                EntryBody::File(content) => {
+                    files += 1;
+                    bytes += content.size();
+                }
+                _ => {}
+            }
+        }
+    }
+    (root.files.saturating_sub(files), root.bytes.saturating_sub(bytes))
 }

@@ -8,12 +8,15 @@
 //! (`crate::pointer`).
 
 mod catalogue;
+mod check;
 mod contents;
 mod pack;
 mod refresh;
 mod segment;
+mod suspects;
 mod upload;
 
+use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
@@ -22,13 +25,15 @@ use covey_types::BlockHash;
 
 pub use catalogue::PackName;
 pub use contents::{PackContents, PackReport, PackedBlock};
+pub use suspects::{SUSPECTS_MAX, SuspectState, Suspects};
 pub use upload::{Existing, PackUpload, Packing};
 
 use crate::backend::{Backend, BackendError, DirectoryBackend, Key};
 use crate::block::{BlockStore, StoreError, Upload};
 use crate::collect::Condemned;
+use crate::identity::StoreIdentity;
 use catalogue::{Catalogue, Location};
-use pack::ReadFrameError;
+use pack::{PackIndex, ReadFrameError, ReadIndexError};
 
 /// Plain bytes of frames with several small blocks that are kept, because neighbours are read next.
 const CACHED_FRAMES_BYTES_MAX: usize = 16 * 1024 * 1024;
@@ -45,6 +50,8 @@ pub struct PackStore {
     refresh: Mutex<refresh::Unread>,
     /// The newest collection that this store knows of.
     epoch: AtomicU64,
+    /// Which store this was when it was opened; none: its file is damaged.
+    identity: Option<StoreIdentity>,
 }
 
 #[derive(Debug)]
@@ -77,7 +84,13 @@ impl PackStore {
     /// [`StoreError::Unavailable`] when the packs cannot be listed. A pack that is damaged or cannot be read is no
     /// error here; only its blocks are.
     pub fn open(backend: Arc<dyn Backend>) -> Result<Self, StoreError> {
+        let (identity, problem) = match StoreIdentity::establish(backend.as_ref()) {
+            Ok(identity) => (Some(identity), None),
+            Err(error @ StoreError::Damaged { .. }) => (None, Some(error.to_string())),
+            Err(error) => return Err(error),
+        };
         let store = Self {
+            identity,
             packs_dir: Key::new(&["packs"])?,
             catalogue: RwLock::new(Catalogue::open(backend.cache_dir())),
             frames: Mutex::default(),
@@ -85,8 +98,14 @@ impl PackStore {
             epoch: AtomicU64::new(0),
             backend,
         };
+        problem.into_iter().for_each(|line| store.catalogue_mut().problem(line));
         store.refresh()?;
         Ok(store)
+    }
+
+    /// Which store this was when it was opened; none when the file that says so is damaged.
+    pub const fn identity(&self) -> Option<&StoreIdentity> {
+        self.identity.as_ref()
     }
 
     /// What it stands on, for those who keep other files of the org beside its packs.
@@ -96,7 +115,7 @@ impl PackStore {
 
     /// What is wrong with packs as far as it is known without reading them all: one line each.
     pub fn problems(&self) -> Vec<String> {
-        let mut problems = self.catalogue().problems().to_vec();
+        let mut problems = self.catalogue().problems();
         problems.extend(self.unread());
         problems
     }
@@ -110,6 +129,7 @@ impl PackStore {
         // ones, or in one of a later epoch.
         let condemned = Condemned::read(self.backend.as_ref())?;
         self.condemn(&condemned);
+        self.take_suspects()?;
         self.refresh()?;
         Ok(Box::new(PackUpload::new(self, packing, condemned.epoch())))
     }
@@ -121,6 +141,42 @@ impl PackStore {
         if self.epoch.fetch_max(condemned.epoch(), Ordering::SeqCst) <= condemned.epoch() {
             catalogue.condemn(condemned.packs());
         }
+    }
+
+    /// Takes up which packs others have found damaged, and writes down which were found here.
+    fn take_suspects(&self) -> Result<(), StoreError> {
+        let found_here = self.catalogue().found_damaged().clone();
+        let suspects = match Suspects::read(self.backend.as_ref()) {
+            Ok(known) if found_here.iter().all(|pack| known.packs().contains_key(pack)) => known,
+            Ok(_) => self.add_suspects(&found_here)?,
+            Err(error @ StoreError::Damaged { .. }) => {
+                // It says nothing that cannot be found again, so it must not keep anybody from securing.
+                let line = format!("{error}; it is written anew: verify the store, to know its damage again");
+                self.catalogue_mut().problem(line);
+                self.add_suspects(&found_here)?
+            }
+            Err(error) => return Err(error),
+        };
+        self.suspect(&suspects);
+        Ok(())
+    }
+
+    /// Whether a pack that can be relied upon has the block.
+    pub(crate) fn is_trusted(&self, hash: &BlockHash) -> bool {
+        self.catalogue().has(hash)
+    }
+
+    /// From now on these packs hold nothing for uploads; reads still take what is right in them.
+    pub(crate) fn suspect(&self, suspects: &Suspects) {
+        self.catalogue_mut().suspect(suspects.names());
+    }
+
+    fn add_suspects(&self, found: &BTreeSet<PackName>) -> Result<Suspects, StoreError> {
+        Suspects::change(self.backend.as_ref(), |packs| {
+            for pack in found {
+                packs.entry(*pack).or_insert(SuspectState::Damaged);
+            }
+        })
     }
 
     fn catalogue(&self) -> std::sync::RwLockReadGuard<'_, Catalogue> {
@@ -200,6 +256,29 @@ impl PackStore {
         Err(worst.unwrap_or_else(|| CopyError::Damaged("there is no copy".to_owned())))
     }
 
+    /// Those of `hashes` of which no pack has a copy, ascending; also a copy that no new state may rely on counts, if
+    /// it is not known to be damaged. For looking, where [`BlockStore::missing`] is for writing.
+    ///
+    /// # Errors
+    /// [`StoreError::Unavailable`] while that cannot be told of all packs.
+    pub(crate) fn without_copy(&self, hashes: &[BlockHash]) -> Result<Vec<BlockHash>, StoreError> {
+        let mut without = Vec::new();
+        let mut refreshed = false;
+        for hash in self.missing(hashes)? {
+            let mut places = self.copies(&hash, true)?;
+            if places.is_empty() && !std::mem::replace(&mut refreshed, true) && self.refresh()? {
+                places = self.copies(&hash, true)?;
+            }
+            if places.is_empty() || self.catalogue().is_marked_damaged(&hash) {
+                without.push(hash);
+            }
+        }
+        if let (false, Some(pack)) = (without.is_empty(), self.unread().into_iter().next()) {
+            return Err(StoreError::unavailable(pack, std::io::ErrorKind::WouldBlock));
+        }
+        Ok(without)
+    }
+
     /// Places of the block. `proof`: the answer "nowhere" is certain, as far as the packs' indexes are.
     fn copies(&self, hash: &BlockHash, proof: bool) -> Result<Vec<Location>, StoreError> {
         let found = self.catalogue().copies(hash, proof);
@@ -213,6 +292,25 @@ impl PackStore {
                 self.catalogue().copies(hash, proof).map_err(unavailable)
             }
         }
+    }
+
+    /// Whether the index of a pack is another than the catalogue says. Each pack is asked once: damage that is known
+    /// is not looked up for each of its blocks.
+    fn is_stale(&self, places: &[Location], hash: &BlockHash) -> bool {
+        places.iter().any(|place| {
+            let (name, known) = {
+                let catalogue = self.catalogue();
+                (catalogue.name(place.pack), catalogue.is_suspect(place.pack))
+            };
+            let Ok(key) = self.key_of(&name) else { return false };
+            !known
+                && match PackIndex::read(&*self.backend, &key) {
+                    Ok(index) => !index.has(hash, &place.frame, place.offset),
+                    // Its blocks are found again from its frames.
+                    Err(ReadIndexError::Damaged(_)) => true,
+                    Err(ReadIndexError::Backend(_)) => false,
+                }
+        })
     }
 
     /// What to answer about a block of which no copy was found.
@@ -235,6 +333,9 @@ impl BlockStore for PackStore {
         if !places.is_empty()
             && let Ok(bytes) = self.read_first(&places, hash)
         {
+            if self.catalogue().is_marked_damaged(hash) {
+                self.catalogue_mut().unmark_damaged(hash);
+            }
             return Ok(bytes);
         }
         // A pack may have come, or have been replaced by another, since it was last listed.
@@ -243,13 +344,30 @@ impl BlockStore for PackStore {
         if places.is_empty() {
             return Err(self.nowhere(hash));
         }
-        match self.read_first(&places, hash) {
+        let mut read = self.read_first(&places, hash);
+        if matches!(read, Err(CopyError::Damaged(_))) && self.is_stale(&places, hash) {
+            // Packs were put back, or exchanged, behind our back.
+            self.catalogue_mut().forget_all();
+            self.refresh()?;
+            let places = self.copies(hash, true)?;
+            if places.is_empty() {
+                return Err(self.nowhere(hash));
+            }
+            read = self.read_first(&places, hash);
+        }
+        match read {
             Ok(bytes) => Ok(bytes),
             // Also a pack that is listed and then said not to be there: two answers that contradict each other
             // prove nothing.
             Err(CopyError::Backend(error)) => Err(error.into()),
             Err(CopyError::Damaged(detail)) => {
-                self.catalogue_mut().mark_damaged(*hash);
+                let mut catalogue = self.catalogue_mut();
+                catalogue.mark_damaged(*hash);
+                for place in &places {
+                    let pack = catalogue.name(place.pack);
+                    catalogue.note_damaged(pack);
+                }
+                drop(catalogue);
                 Err(StoreError::damaged(format!("block {hash}"), detail))
             }
         }

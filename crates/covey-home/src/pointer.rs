@@ -5,6 +5,7 @@
 //! (I5). Nothing has to be unlocked by hand. What does not belong here: leases, clocks, and servers, whose pointer
 //! is a row in SQL.
 
+use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -14,6 +15,7 @@ use serde::Serialize;
 use crate::backend::{Backend, BackendError, DirectoryBackend, Expected, Key, PutOutcome, Versioned};
 use crate::block::StoreError;
 use crate::collect::Roots;
+use crate::integrity::{NamedRoot, NamedRoots, RootNames};
 use crate::name::{InvalidName, check_name};
 use crate::secure::{SecureError, SecureReport, SecureRequest, secure};
 
@@ -122,7 +124,7 @@ impl Pointers {
     /// # Errors
     /// When that cannot be told.
     pub fn current(&self, home: &str) -> Result<Option<Pointer>, PointerError> {
-        Ok(self.read(&current_key(home)?)?.and_then(|(stored, _)| stored.pointer))
+        Ok(self.read_current(home)?.and_then(|(stored, _)| stored.pointer))
     }
 
     /// Kept snapshots, the oldest first, the current one last.
@@ -133,7 +135,7 @@ impl Pointers {
         let current = self.current(home)?;
         let mut found = Vec::new();
         for number in self.kept(home)? {
-            let kept = self.read(&kept_key(home, number)?)?.and_then(|(stored, _)| stored.pointer);
+            let kept = self.read_kept(home, number)?.and_then(|(stored, _)| stored.pointer);
             // One beyond the current one is of a publish that lost its race.
             found.extend(kept.filter(|kept| current.is_some_and(|c| kept.generation < c.generation)));
         }
@@ -149,9 +151,8 @@ impl Pointers {
     pub fn retain(&self, home: &str, wanted: &dyn Fn(&Pointer) -> bool) -> Result<u64, PointerError> {
         let mut forgotten = 0;
         for number in self.kept(home)? {
-            let key = kept_key(home, number)?;
-            let kept = self.read(&key)?.and_then(|(stored, _)| stored.pointer);
-            if kept.is_some_and(|kept| !wanted(&kept)) && self.backend.remove(&key)? {
+            let kept = self.read_kept(home, number)?.and_then(|(stored, _)| stored.pointer);
+            if kept.is_some_and(|kept| !wanted(&kept)) && self.backend.remove(&kept_key(home, number)?)? {
                 forgotten += 1;
             }
         }
@@ -192,10 +193,10 @@ impl Pointers {
         epoch: u64,
     ) -> Result<Option<Pointer>, PointerError> {
         let key = current_key(home)?;
-        let Some((stored, found)) = self.read(&key)? else {
+        let Some((stored, found)) = self.read_current(home)? else {
             // A home must be seen by collections before it can need anything: first its place, then the floor.
             let place = Stored { pointer: None, floor: self.floor()?.0 };
-            return match self.backend.put_if(&key, text(&place).as_bytes(), &Expected::Absent)? {
+            return match self.backend.put_if(&key, text(home, &place).as_bytes(), &Expected::Absent)? {
                 PutOutcome::Written(_) | PutOutcome::Conflict => Ok(None),
             };
         };
@@ -223,23 +224,134 @@ impl Pointers {
         if let Some(current) = &current {
             let kept = kept_key(home, current.generation.0)?;
             let copy = Stored { pointer: Some(*current), floor: stored.floor };
-            match self.backend.put_if(&kept, text(&copy).as_bytes(), &Expected::Any)? {
+            match self.backend.put_if(&kept, text(home, &copy).as_bytes(), &Expected::Any)? {
                 PutOutcome::Written(_) => {}
                 PutOutcome::Conflict => return Ok(None),
             }
         }
         let pointer = Pointer { generation: generation.next(), root, token };
         let next = Stored { pointer: Some(pointer), floor: stored.floor };
-        match self.backend.put_if(&key, text(&next).as_bytes(), &Expected::Version(found.version))? {
+        match self.backend.put_if(&key, text(home, &next).as_bytes(), &Expected::Version(found.version))? {
             PutOutcome::Conflict => return Ok(None),
             PutOutcome::Written(_) => {}
         }
+        self.write_copy(home, pointer, stored.floor)?;
         let kept = self.kept(home)?;
-        // The current one counts, and has no copy yet.
+        // The current one counts, and is not among them.
         for number in &kept[..(kept.len() + 1).saturating_sub(SNAPSHOTS_KEPT_MAX)] {
             self.backend.remove(&kept_key(home, *number)?)?;
         }
         Ok(Some(pointer))
+    }
+
+    /// Writes damaged pointers anew from the newest copy that is right, with the floor `least`; says which, and where
+    /// there is no copy.
+    pub(crate) fn mend(&self, least: u64) -> Result<Vec<String>, StoreError> {
+        let mut mended = Vec::new();
+        for home in self.backend.list_dirs(&Key::new(&["homes"])?)? {
+            let key = current_key(&home)?;
+            match self.read_current(&home) {
+                Ok(Some((Stored { pointer: Some(current), floor }, _))) => {
+                    let copy = self.read(&home, &copy_key(&home)?);
+                    let newer = copy.as_ref().ok().and_then(|copy| copy.as_ref()?.0.pointer);
+                    if let Some(newer) = newer.filter(|newer| newer.generation > current.generation) {
+                        let stored = Stored { pointer: Some(newer), floor: floor.max(least) };
+                        self.write(&home, &key, &stored)?;
+                        mended.push(format!(
+                            "{key}: it was older than its copy, generation {}",
+                            newer.generation
+                        ));
+                    } else if newer.is_none() {
+                        self.write_copy(&home, current, floor)?;
+                        mended.push(copy_key(&home)?.to_string());
+                    }
+                }
+                Ok(_) => {}
+                Err(StoreError::Damaged { .. }) => {
+                    let mut newest: Option<Pointer> = None;
+                    let mut copies = vec![self.read(&home, &copy_key(&home)?)];
+                    for number in self.kept(&home).map_err(store_error)? {
+                        copies.push(self.read_kept(&home, number));
+                    }
+                    for copy in copies {
+                        match copy {
+                            Ok(copy) => {
+                                let pointer = copy.and_then(|(stored, _)| stored.pointer);
+                                newest = newest.into_iter().chain(pointer).max_by_key(|p| p.generation);
+                            }
+                            Err(StoreError::Damaged { .. }) => {}
+                            Err(error) => return Err(error),
+                        }
+                    }
+                    if let Some(pointer) = newest {
+                        self.write(&home, &key, &Stored { pointer: Some(pointer), floor: least })?;
+                        let generation = pointer.generation;
+                        mended.push(format!(
+                            "{key}: it is generation {generation}, the newest that has a copy"
+                        ));
+                    }
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(mended)
+    }
+
+    /// The pointer of the home; none before its first publish. One that is gone although it has a copy is damaged: who
+    /// took it for none would begin a new line of generations.
+    fn read_current(&self, home: &str) -> Result<Option<(Stored, Versioned)>, StoreError> {
+        let key = current_key(home)?;
+        let found = self.read(home, &key)?;
+        if found.is_none() && self.backend.get(&copy_key(home)?)?.is_some() {
+            // It may just have been made.
+            let again = self.read(home, &key)?;
+            let gone = || StoreError::damaged(format!("{key} in {}", self.backend.place()), "it is gone");
+            return again.map(Some).ok_or_else(gone);
+        }
+        Ok(found)
+    }
+
+    /// Copies what is current, to mend a damaged pointer with. Copies only get newer; where a crash comes before, the
+    /// next publish makes one.
+    fn write_copy(&self, home: &str, pointer: Pointer, floor: u64) -> Result<(), StoreError> {
+        let key = copy_key(home)?;
+        for _ in 0..TRIES_MAX {
+            let expected = match self.read(home, &key) {
+                Ok(None) => Expected::Absent,
+                Ok(Some((Stored { pointer: Some(copy), .. }, _))) if copy.generation > pointer.generation => {
+                    return Ok(());
+                }
+                Ok(Some((_, found))) => Expected::Version(found.version),
+                Err(StoreError::Damaged { .. }) => Expected::Any,
+                Err(error) => return Err(error),
+            };
+            let copy = text(home, &Stored { pointer: Some(pointer), floor });
+            if let PutOutcome::Written(_) = self.backend.put_if(&key, copy.as_bytes(), &expected)? {
+                return Ok(());
+            }
+        }
+        Err(busy(home))
+    }
+
+    /// A kept snapshot; one under another's number is damaged.
+    fn read_kept(&self, home: &str, number: u64) -> Result<Option<(Stored, Versioned)>, StoreError> {
+        let key = kept_key(home, number)?;
+        let found = self.read(home, &key)?;
+        let is_its = |stored: &Stored| stored.pointer.is_none_or(|pointer| pointer.generation.0 == number);
+        match found {
+            Some((stored, _)) if !is_its(&stored) => {
+                let place = format!("{key} in {}", self.backend.place());
+                Err(StoreError::damaged(place, "it is another generation's"))
+            }
+            found => Ok(found),
+        }
+    }
+
+    fn write(&self, home: &str, key: &Key, stored: &Stored) -> Result<(), StoreError> {
+        match self.backend.put_if(key, text(home, stored).as_bytes(), &Expected::Any)? {
+            PutOutcome::Written(_) => Ok(()),
+            PutOutcome::Conflict => Err(busy(key.as_str())),
+        }
     }
 
     fn kept(&self, home: &str) -> Result<Vec<u64>, PointerError> {
@@ -249,21 +361,19 @@ impl Pointers {
         Ok(found)
     }
 
-    fn read(&self, key: &Key) -> Result<Option<(Stored, Versioned)>, StoreError> {
+    fn read(&self, home: &str, key: &Key) -> Result<Option<(Stored, Versioned)>, StoreError> {
         let Some(found) = self.backend.get(key)? else { return Ok(None) };
-        let stored = std::str::from_utf8(&found.bytes).ok().and_then(parse);
+        let stored = std::str::from_utf8(&found.bytes).ok().and_then(|text| parse(home, text));
         let place = || format!("{key} in {}", self.backend.place());
         let stored = stored.ok_or_else(|| StoreError::damaged(place(), "it is not a pointer"))?;
         Ok(Some((stored, found)))
     }
 
     /// The least epoch that publishes of homes without a place of their own may have, and the file's version.
-    fn floor(&self) -> Result<(u64, Expected), StoreError> {
+    pub(crate) fn floor(&self) -> Result<(u64, Expected), StoreError> {
         let key = floor_key()?;
         let Some(found) = self.backend.get(&key)? else { return Ok((0, Expected::Absent)) };
-        let text = std::str::from_utf8(&found.bytes).ok();
-        let floor =
-            text.and_then(|text| text.strip_prefix("covey-floor 1\n")?.strip_suffix('\n')?.parse().ok());
+        let floor = std::str::from_utf8(&found.bytes).ok().and_then(parse_floor);
         let damaged =
             || StoreError::damaged(format!("{key} in {}", self.backend.place()), "it is not a floor");
         Ok((floor.ok_or_else(damaged)?, Expected::Version(found.version)))
@@ -275,8 +385,7 @@ impl Pointers {
             if floor >= epoch {
                 return Ok(());
             }
-            let text = format!("covey-floor 1\n{epoch}\n");
-            match self.backend.put_if(&floor_key()?, text.as_bytes(), &expected)? {
+            match self.backend.put_if(&floor_key()?, floor_text(epoch).as_bytes(), &expected)? {
                 PutOutcome::Written(_) => return Ok(()),
                 PutOutcome::Conflict => {}
             }
@@ -284,15 +393,44 @@ impl Pointers {
         Err(busy("any"))
     }
 
+    /// Writes a damaged floor anew.
+    pub(crate) fn write_floor(&self, epoch: u64) -> Result<(), StoreError> {
+        match self.backend.put_if(&floor_key()?, floor_text(epoch).as_bytes(), &Expected::Any)? {
+            PutOutcome::Written(_) => Ok(()),
+            PutOutcome::Conflict => Err(busy("any")),
+        }
+    }
+
+    /// The greatest floor that any file here says; damaged files say nothing.
+    pub(crate) fn greatest_floor(&self) -> Result<u64, StoreError> {
+        let mut greatest = match self.floor() {
+            Ok((floor, _)) => floor,
+            Err(StoreError::Damaged { .. }) => 0,
+            Err(error) => return Err(error),
+        };
+        for home in self.backend.list_dirs(&Key::new(&["homes"])?)? {
+            match self.read(&home, &current_key(&home)?) {
+                Ok(found) => greatest = greatest.max(found.map_or(0, |(stored, _)| stored.floor)),
+                Err(StoreError::Damaged { .. }) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(greatest)
+    }
+
     fn raise_home_floor(&self, home: &str, epoch: u64) -> Result<(), StoreError> {
         let key = current_key(home)?;
         for _ in 0..TRIES_MAX {
-            let Some((stored, found)) = self.read(&key)? else { return Ok(()) };
+            let Some((stored, found)) = self.read(home, &key)? else { return Ok(()) };
             if stored.floor >= epoch {
                 return Ok(());
             }
             let raised = Stored { floor: epoch, ..stored };
-            match self.backend.put_if(&key, text(&raised).as_bytes(), &Expected::Version(found.version))? {
+            match self.backend.put_if(
+                &key,
+                text(home, &raised).as_bytes(),
+                &Expected::Version(found.version),
+            )? {
                 PutOutcome::Written(_) => return Ok(()),
                 PutOutcome::Conflict => {}
             }
@@ -301,23 +439,61 @@ impl Pointers {
     }
 }
 
+impl RootNames for Pointers {
+    fn named_roots(&self) -> Result<NamedRoots, StoreError> {
+        let mut found = NamedRoots::default();
+        for home in self.backend.list_dirs(&Key::new(&["homes"])?)? {
+            let mut read = vec![self.read_current(&home)];
+            if let (Ok(Some((current, _))), Ok(Some((copy, _)))) =
+                (&read[0], self.read(&home, &copy_key(&home)?))
+                && let (Some(current), Some(copy)) = (current.pointer, copy.pointer)
+                && copy.generation > current.generation
+            {
+                let key = current_key(&home)?;
+                let (is, was) = (current.generation, copy.generation);
+                found
+                    .problems
+                    .push(format!("{key} in {}: it is generation {is} and was {was}", self.backend.place()));
+            }
+            if let Err(StoreError::Damaged { what, detail }) = self.read(&home, &copy_key(&home)?) {
+                found.problems.push(format!("{what}: {detail}"));
+            }
+            for number in self.kept(&home).map_err(store_error)? {
+                read.push(self.read_kept(&home, number));
+            }
+            let mut known = BTreeSet::new();
+            for pointer in read {
+                match pointer {
+                    Ok(stored) => {
+                        let pointer = stored.and_then(|(stored, _)| stored.pointer);
+                        // What is being replaced stands in both places.
+                        let pointer =
+                            pointer.filter(|pointer| known.insert((pointer.generation, pointer.root)));
+                        found.roots.extend(pointer.map(|pointer| NamedRoot {
+                            home: home.clone(),
+                            generation: pointer.generation,
+                            root: pointer.root,
+                        }));
+                    }
+                    Err(error @ StoreError::Damaged { .. }) => found.problems.push(error.to_string()),
+                    Err(error) => return Err(error),
+                }
+            }
+        }
+        Ok(found)
+    }
+}
+
 impl Roots for Pointers {
     fn roots(&self) -> Result<Vec<RootHash>, StoreError> {
-        let store_error = |error| match error {
-            PointerError::Store(error) => error,
-            PointerError::Name(error) => error.into(),
-            other => {
-                StoreError::unavailable(other.to_string(), std::io::Error::from(std::io::ErrorKind::Other))
-            }
-        };
         let mut roots = Vec::new();
         for home in self.homes().map_err(store_error)? {
             // First the current one: whatever was published before this read is it, or has been copied before it
             // was replaced.
-            let current = self.read(&current_key(&home)?)?;
+            let current = self.read_current(&home)?;
             roots.extend(current.and_then(|(stored, _)| stored.pointer).map(|pointer| pointer.root));
             for number in self.kept(&home).map_err(store_error)? {
-                let kept = self.read(&kept_key(&home, number)?)?;
+                let kept = self.read_kept(&home, number)?;
                 roots.extend(kept.and_then(|(stored, _)| stored.pointer).map(|pointer| pointer.root));
             }
         }
@@ -340,6 +516,14 @@ struct Stored {
     floor: u64,
 }
 
+fn store_error(error: PointerError) -> StoreError {
+    match error {
+        PointerError::Store(error) => error,
+        PointerError::Name(error) => error.into(),
+        other => StoreError::unavailable(other.to_string(), std::io::Error::from(std::io::ErrorKind::Other)),
+    }
+}
+
 fn busy(home: &str) -> StoreError {
     let error = std::io::Error::from(std::io::ErrorKind::ResourceBusy);
     StoreError::unavailable(format!("move the pointer of home {home}"), error)
@@ -349,15 +533,36 @@ fn current_key(home: &str) -> Result<Key, InvalidName> {
     Key::new(&["homes", home, "current"])
 }
 
+fn copy_key(home: &str) -> Result<Key, InvalidName> {
+    Key::new(&["homes", home, "current.copy"])
+}
+
 fn floor_key() -> Result<Key, InvalidName> {
     Key::new(&["gc", "floor"])
+}
+
+fn floor_text(epoch: u64) -> String {
+    let body = format!("covey-floor 1\n{epoch}\n");
+    let checksum = BlockHash::of(body.as_bytes());
+    format!("{body}checksum {checksum}\n")
+}
+
+fn parse_floor(found: &str) -> Option<u64> {
+    let number = found.strip_prefix("covey-floor 1\n")?.lines().next()?.parse().ok()?;
+    // Early stores have no checksum.
+    (found == floor_text(number) || found == format!("covey-floor 1\n{number}\n")).then_some(number)
 }
 
 fn kept_key(home: &str, generation: u64) -> Result<Key, InvalidName> {
     Key::new(&["homes", home, "snapshots", &format!("{generation:020}")])
 }
 
-fn text(stored: &Stored) -> String {
+/// The file's bytes. The checksum is over the home's name, too, so that the pointer of another home is damage.
+fn text(home: &str, stored: &Stored) -> String {
+    with_checksum(stored, &format!("home {home}\n"))
+}
+
+fn with_checksum(stored: &Stored, of: &str) -> String {
     let body = match &stored.pointer {
         Some(pointer) => format!(
             "covey-pointer 1\ngeneration {}\nroot {}\ntoken {}\nfloor {}\n",
@@ -365,11 +570,11 @@ fn text(stored: &Stored) -> String {
         ),
         None => format!("covey-pointer 1\ngeneration 0\nfloor {}\n", stored.floor),
     };
-    let checksum = BlockHash::of(body.as_bytes());
+    let checksum = BlockHash::of(format!("{body}{of}").as_bytes());
     format!("{body}checksum {checksum}\n")
 }
 
-fn parse(found: &str) -> Option<Stored> {
+fn parse(home: &str, found: &str) -> Option<Stored> {
     let mut lines = found.lines();
     let mut field = |name: &str| lines.next()?.strip_prefix(name)?.strip_prefix(' ').map(str::to_owned);
     if field("covey-pointer")? != "1" {
@@ -386,7 +591,8 @@ fn parse(found: &str) -> Option<Stored> {
     };
     let stored = Stored { pointer, floor: field("floor")?.parse().ok()? };
     // One pointer has one text, so comparing it checks the checksum and everything else.
-    (text(&stored) == found).then_some(stored)
+    // Early stores have a checksum without the name.
+    (text(home, &stored) == found || with_checksum(&stored, "") == found).then_some(stored)
 }
 
 /// Why a home was not secured and published.

@@ -24,6 +24,7 @@ use serde::Serialize;
 
 use crate::block::{BlockStore, StoreError, Upload};
 use crate::excludes::Excludes;
+use crate::gaps::Gaps;
 use crate::manifest::{LinkTable, Root};
 use crate::progress::Progress;
 use crate::stat_cache::StatCache;
@@ -203,13 +204,22 @@ pub fn secure(request: &SecureRequest<'_>) -> Result<SecureReport, SecureError> 
             }
         },
     };
+    let gaps = match request.stat_cache.map(Gaps::load) {
+        None => Gaps::default(),
+        Some(Ok(gaps)) => gaps,
+        // Without it, what was lost on the way here would be taken for deleted.
+        Some(Err(error)) => {
+            return Err(StoreError::damaged("what could not be put back", error.to_string()).into());
+        }
+    };
     // Before the question what is missing: what a collection takes from now on is missing to this upload.
     let upload = request.store.upload()?;
     let epoch = upload.epoch();
-    let walked = walk(request, (dir, &stat), cache.as_ref(), &*upload, warnings)?;
+    let walked = walk(request, (dir, &stat), (cache.as_ref(), &gaps), &*upload, warnings)?;
     let uploaded = upload.finish()?;
     let Walked { root, counts, outcome } = walked;
     let mut warnings = outcome.warnings;
+    keep_gaps(request, gaps, &outcome.kept_gaps, &mut warnings)?;
     if let Some(records) = outcome.records
         && let Err(error) = records.finish(cache.as_ref(), &stat, &root)
     {
@@ -234,6 +244,30 @@ pub fn secure(request: &SecureRequest<'_>) -> Result<SecureReport, SecureError> 
         skipped_paths: outcome.skipped_paths,
         warnings,
     })
+}
+
+/// Remembers which gaps are left: what was put in the place of one counts from now on, also its deletion.
+fn keep_gaps(
+    request: &SecureRequest<'_>,
+    mut gaps: Gaps,
+    kept: &std::collections::BTreeSet<Vec<u8>>,
+    warnings: &mut Vec<String>,
+) -> Result<(), SecureError> {
+    let before = gaps.entries.len();
+    gaps.entries.retain(|path, _| kept.contains(path));
+    if let Some(first) = gaps.entries.keys().next() {
+        let first = String::from_utf8_lossy(first);
+        let text = format!(
+            "{} names could not be put back and stay as they were, first `{first}`",
+            gaps.entries.len()
+        );
+        warnings.push(text);
+    }
+    if let Some(path) = request.stat_cache.filter(|_| gaps.entries.len() != before) {
+        let failed = |source| SecureError::Home { dir: path.to_owned(), source };
+        gaps.save(path).map_err(failed)?;
+    }
+    Ok(())
 }
 
 /// Opens the home's directory; the mode that is returned is its own, also where it had to be lifted to open it.
@@ -262,7 +296,7 @@ struct Walked {
 fn walk(
     request: &SecureRequest<'_>,
     (dir, stat): (OwnedFd, &sys::Stat),
-    mut cache: Option<&StatCache>,
+    (mut cache, gaps): (Option<&StatCache>, &Gaps),
     upload: &dyn Upload,
     warnings: Vec<String>,
 ) -> Result<Walked, SecureError> {
@@ -273,7 +307,7 @@ fn walk(
         let again = dir.try_clone().map_err(failed)?;
         // The copy shares its position with the one that an earlier walk has read to the end.
         rustix::fs::seek(&again, rustix::fs::SeekFrom::Start(0)).map_err(|error| failed(error.into()))?;
-        let mut job = Job::new(request, cache, &lost, upload, warnings.clone());
+        let mut job = Job::new(request, cache, &lost, gaps, upload, warnings.clone());
         job.add_reads(reads);
         let (meta, listing) = scan::run(&job, again, stat)?;
         if job.asks() {
@@ -289,7 +323,10 @@ fn walk(
         }
         let links = LinkTable::new(job.take_link_groups()).encode();
         let links = job.blob(&links)?;
-        let counts = job.counts();
+        let mut counts = job.counts();
+        let hidden = job.hidden();
+        counts.files += hidden.0;
+        counts.bytes += hidden.1;
         let root = Root { meta, listing, files: counts.files, bytes: counts.bytes, links }.encode();
         let root = RootHash::from_bytes(*job.put(&root)?.as_bytes());
         return Ok(Walked { root, counts, outcome: job.into_outcome() });

@@ -6,7 +6,7 @@ use std::os::unix::fs::{PermissionsExt, chown};
 use std::path::PathBuf;
 use std::sync::atomic::AtomicBool;
 
-use covey_home::{MaterializeError, MaterializeRequest, NoProgress, StoreError};
+use covey_home::{Gap, MaterializeError, MaterializeRequest, NoProgress, StoreError};
 use covey_types::{Fault, FencingToken, Generation, OrgId, RootHash};
 use covey_wire::runner::HomeSource;
 
@@ -20,6 +20,8 @@ pub(crate) struct Prepared {
     pub(crate) source: HomeSource,
     /// Where a copy that did not match was moved.
     pub(crate) set_aside: Option<PathBuf>,
+    /// What the store has lost of it.
+    pub(crate) gaps: Vec<Gap>,
 }
 
 /// Why there is no working copy.
@@ -103,7 +105,7 @@ pub(crate) fn prepare(
     make_outputs(dir, runner.is_root.then_some(owner)).map_err(local("make the outputs directory"))?;
     if current {
         dir.write_mark(&fresh).map_err(local("write the mark"))?;
-        return Ok(Prepared { mark: fresh, source: HomeSource::Kept, set_aside: None });
+        return Ok(Prepared { mark: fresh, source: HomeSource::Kept, set_aside: None, gaps: Vec::new() });
     }
     let set_aside = match exists && !interrupted {
         true => Some(dir.set_aside().map_err(local("move the old working copy aside"))?),
@@ -111,9 +113,10 @@ pub(crate) fn prepare(
     };
     fresh.materializing = true;
     dir.write_mark(&fresh).map_err(local("write the mark"))?;
+    let mut gaps = Vec::new();
     let source = match root {
         Some(root) => {
-            put_back(runner, dir, org, generation, root, owner)?;
+            gaps = put_back(runner, dir, org, generation, root, owner)?;
             HomeSource::Materialized
         }
         None => {
@@ -126,9 +129,11 @@ pub(crate) fn prepare(
     };
     fresh.materializing = false;
     dir.write_mark(&fresh).map_err(local("write the mark"))?;
-    Ok(Prepared { mark: fresh, source, set_aside })
+    Ok(Prepared { mark: fresh, source, set_aside, gaps })
 }
 
+/// Puts the state back; gives what the store has lost of it. The rest comes up: an agent that is told what is
+/// missing can work, and the secures that follow keep what the state has in these places.
 fn put_back(
     runner: &Runner,
     dir: &HomeDir,
@@ -136,9 +141,9 @@ fn put_back(
     generation: Generation,
     root: RootHash,
     owner: u32,
-) -> Result<(), PrepareError> {
+) -> Result<Vec<Gap>, PrepareError> {
     let store = runner.store(org).map_err(PrepareError::Store)?.ok_or(PrepareError::NoStore(generation))?;
-    covey_home::materialize(&MaterializeRequest {
+    let done = covey_home::materialize(&MaterializeRequest {
         root,
         dir: &dir.files(),
         store: store.as_ref(),
@@ -148,9 +153,12 @@ fn put_back(
         cancel: &AtomicBool::new(false),
         progress: &NoProgress,
         threads: 0,
-    })
-    .map_err(PrepareError::Materialize)?;
-    Ok(())
+    });
+    match done {
+        Ok(_) => Ok(Vec::new()),
+        Err(MaterializeError::Incomplete { report }) => Ok(report.gaps),
+        Err(error) => Err(PrepareError::Materialize(error)),
+    }
 }
 
 fn make_outputs(dir: &HomeDir, owner: Option<u32>) -> io::Result<()> {

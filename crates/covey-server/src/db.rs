@@ -9,6 +9,7 @@
 //! and a [`Read`] when they only look; a `Tx` is also a `Read`.
 
 pub mod agents;
+pub mod backup;
 pub mod environments;
 pub mod follow;
 pub mod homes;
@@ -17,6 +18,7 @@ pub mod orgs;
 pub mod runners;
 mod schema;
 pub mod sessions;
+pub mod stores;
 pub mod tokens;
 mod writer;
 

@@ -152,6 +152,7 @@ impl World {
                     generation,
                     source,
                     set_aside: None,
+                    gaps: Default::default(),
                     elapsed_ms: 1,
                 }]
             }

@@ -61,6 +61,7 @@ fn answer(host: &Mutex<Host>, message: ServerToRunner) -> Option<RunnerToServer>
                 generation,
                 source,
                 set_aside: None,
+                gaps: Default::default(),
                 elapsed_ms: 1,
             }
         }

@@ -168,6 +168,34 @@ pub enum ServerToRunner {
     Heartbeat,
 }
 
+/// Names of a home that are not there although its state has them.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HomeGaps {
+    /// How many.
+    pub count: u64,
+    /// The first of them, at most [`GAPS_NAMED_MAX`].
+    pub first: Vec<HomeGap>,
+}
+
+/// See [`HomeGaps`].
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HomeGap {
+    /// From the home's root, lossily as text; a directory stands for everything in it.
+    pub path: String,
+    /// For people.
+    pub reason: String,
+}
+
+/// Gaps that one message names; the count goes on.
+pub const GAPS_NAMED_MAX: usize = 100;
+
+impl HomeGaps {
+    /// Whether everything is there.
+    pub const fn is_empty(&self) -> bool {
+        self.count == 0
+    }
+}
+
 /// A home that a runner still holds when it dials in.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HomePresence {
@@ -208,6 +236,9 @@ pub enum RunnerToServer {
         source: HomeSource,
         /// A working copy that was in the way and was moved aside instead of overwritten: where it is.
         set_aside: Option<String>,
+        /// What of the published state could not be put back, because the store has lost it.
+        #[serde(default, skip_serializing_if = "HomeGaps::is_empty")]
+        gaps: HomeGaps,
         /// Time from request to ready.
         elapsed_ms: u64,
     },

@@ -13,7 +13,8 @@ use covey_types::{
 };
 use covey_wire::frame;
 use covey_wire::runner::{
-    HomePresence, HomeSource, PublishOutcome, RunnerToServer, SandboxLimits, ServerToRunner, ToolLoss,
+    HomeGap, HomeGaps, HomePresence, HomeSource, PublishOutcome, RunnerToServer, SandboxLimits,
+    ServerToRunner, ToolLoss,
 };
 use covey_wire::tool::{RunnerToSandbox, SandboxToRunner, StepReport, ToolCall, ToolContent, ToolResult};
 use serde::Serialize;
@@ -156,10 +157,33 @@ fn runner_to_server() {
         ("empty", HomeSource::Empty),
     ] {
         let (generation, set_aside) = (Generation(4), Some("aside-1".to_owned()));
-        let ready =
-            RunnerToServer::HomeReady { home, token, sandbox, generation, source, set_aside, elapsed_ms: 8 };
+        let gaps = HomeGaps::default();
+        let ready = RunnerToServer::HomeReady {
+            home,
+            token,
+            sandbox,
+            generation,
+            source,
+            set_aside,
+            gaps,
+            elapsed_ms: 8,
+        };
         check(&format!("server-home-ready-{name}"), &ready);
     }
+    let gap = HomeGap { path: "src/lost.rs".to_owned(), reason: "block 00 is not in the store".to_owned() };
+    check(
+        "server-home-ready-gaps",
+        &RunnerToServer::HomeReady {
+            home,
+            token,
+            sandbox,
+            generation: Generation(4),
+            source: HomeSource::Materialized,
+            set_aside: None,
+            gaps: HomeGaps { count: 2, first: vec![gap] },
+            elapsed_ms: 8,
+        },
+    );
     for (name, fault) in [
         ("retry", Fault::Retry),
         ("conflict", Fault::Conflict),

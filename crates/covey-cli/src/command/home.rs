@@ -8,9 +8,8 @@ mod mounted;
 
 use std::path::PathBuf;
 
-use anyhow::Context as _;
 use clap::{Args, Subcommand};
-use covey_home::{Pointers, SecureReport};
+use covey_home::{MaterializeError, MaterializeReport, Pointers, SecureReport};
 use covey_types::{ByteCount, Fault, FencingToken, RootHash};
 use serde_json::{Value, json};
 
@@ -129,7 +128,7 @@ pub(crate) async fn run(global: &Global, command: &HomeCommand) -> anyhow::Resul
             mounted::umount(global, dir, state.as_deref(), *discard)?;
         }
         HomeCommand::Materialize { dir, place, generation, root } => {
-            materialize(global, dir, place, *generation, *root)?;
+            return materialize(global, dir, place, *generation, *root);
         }
         HomeCommand::Import { home, dir } => {
             let client = Client::new(global)?;
@@ -214,21 +213,49 @@ fn materialize(
     place: &StorePlace,
     generation: Option<u64>,
     root: Option<RootHash>,
-) -> anyhow::Result<()> {
+) -> anyhow::Result<ExitCode> {
     let pointers = Pointers::open(&place.store, &place.org)?;
     let root = root_to_use(&pointers, place, generation, root)?;
     let local = local::LocalStore::open(&place.store, &place.org)?;
-    let report = local.materialize(dir, &place.home, root).context("the directory is not complete")?;
+    let (report, is_whole) = match local.materialize(dir, &place.home, root) {
+        Ok(report) => (report, true),
+        Err(error) => match incomplete(&error) {
+            // All but the gaps is there: they are shown, and a program sees it by the exit code.
+            Some(report) => (report, false),
+            None => return Err(error.context("the directory is not complete")),
+        },
+    };
     output::value(global.json, &serde_json::to_value(&report)?, |_| {
         card(&[
             ("root", report.root.to_string()),
             ("files", format!("{}, {}", report.files, ByteCount(report.bytes))),
             ("written", format!("{}, {}", report.files_written, ByteCount(report.bytes_written))),
             ("removed", report.removed.to_string()),
+            ("missing", report.gaps.len().to_string()),
             ("time", format!("{} ms", report.elapsed_ms)),
         ])
     })?;
-    Ok(())
+    if is_whole {
+        return Ok(ExitCode::Success);
+    }
+    for gap in report.gaps.iter().take(GAPS_SHOWN_MAX) {
+        eprintln!("missing: {}: {}", output::one_line(&gap.path), output::one_line(&gap.reason));
+    }
+    eprintln!(
+        "the store has lost these; the directory's next secure keeps them as they were: `covey store repair`"
+    );
+    Ok(ExitCode::Damaged)
+}
+
+/// Gaps that are shown one by one.
+const GAPS_SHOWN_MAX: usize = 20;
+
+/// What came up, when all but some names did.
+fn incomplete(error: &anyhow::Error) -> Option<MaterializeReport> {
+    error.chain().find_map(|cause| match cause.downcast_ref() {
+        Some(MaterializeError::Incomplete { report }) => Some(MaterializeReport::clone(report)),
+        _ => None,
+    })
 }
 
 async fn list(global: &Global) -> anyhow::Result<()> {

@@ -24,6 +24,10 @@ pub(crate) struct UpArgs {
     /// A scripted model instead of a real one.
     #[arg(long, value_name = "FILE", conflicts_with = "model_url")]
     model_script: Option<PathBuf>,
+    /// Take the home store that is there although the database knows another one; snapshots that are not in it are
+    /// lost.
+    #[arg(long)]
+    accept_store: bool,
 }
 
 impl UpArgs {
@@ -53,7 +57,7 @@ pub(crate) fn run(global: &Global, args: &UpArgs, parts: Parts) -> anyhow::Resul
 
 async fn serve(global: &Global, args: &UpArgs, parts: Parts) -> anyhow::Result<()> {
     let layout = Layout::prepare(global.data_dir()?)?;
-    let server = RunningServer::start(&layout, args.listen, &args.model()).await?;
+    let server = RunningServer::start(&layout, args.listen, &args.model(), args.accept_store).await?;
     let stop = CancellationToken::new();
     let mut runner = tokio::task::JoinSet::new();
     match parts {

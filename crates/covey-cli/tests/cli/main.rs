@@ -6,6 +6,8 @@
 #[cfg(test)]
 mod agent;
 #[cfg(test)]
+mod backup;
+#[cfg(test)]
 mod completions;
 #[cfg(test)]
 mod covey;
@@ -25,6 +27,8 @@ mod run;
 mod runner;
 #[cfg(test)]
 mod session;
+#[cfg(test)]
+mod store;
 #[cfg(test)]
 mod token;
 #[cfg(test)]

@@ -55,6 +55,12 @@ pub struct HomeReadyFacts {
     pub put_back: bool,
     /// Where a working copy in the way was moved.
     pub set_aside: Option<String>,
+    /// How many names of the generation could not be put back.
+    pub gap_count: u64,
+    /// The first of them.
+    pub gap_paths: Vec<String>,
+    /// Why the first is missing.
+    pub gap_reason: String,
     /// Time from request to ready.
     pub elapsed_ms: u64,
 }
@@ -181,6 +187,14 @@ impl Session {
             reason: "the host with the working copy was lost".into(),
         });
         let mut bodies: Vec<Body> = rolled_back.into_iter().collect();
+        if ready.gap_count > 0 {
+            bodies.push(Body::HomeIncomplete {
+                generation: ready.generation,
+                count: ready.gap_count,
+                paths: ready.gap_paths,
+                reason: ready.gap_reason,
+            });
+        }
         bodies.push(Body::SandboxReady {
             sandbox: ready.sandbox,
             source: ready.source,

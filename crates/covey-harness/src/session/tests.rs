@@ -56,6 +56,9 @@ fn ready(n: u128, put_back: bool) -> HomeReadyFacts {
         source: if put_back { "materialized" } else { "kept" }.into(),
         put_back,
         set_aside: None,
+        gap_count: 0,
+        gap_paths: vec![],
+        gap_reason: String::new(),
         elapsed_ms: 1,
     }
 }

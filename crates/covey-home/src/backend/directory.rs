@@ -7,7 +7,7 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read as _, Write as _};
-use std::os::unix::fs::FileExt as _;
+use std::os::unix::fs::{FileExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -51,6 +51,20 @@ impl DirectoryBackend {
         Ok(Self { org_dir, open_files: Mutex::default() })
     }
 
+    /// The store at `path` for `org` if there is one; makes nothing.
+    ///
+    /// # Errors
+    /// As [`DirectoryBackend::open`].
+    pub fn open_existing(path: &Path, org: &str) -> Result<Option<Self>, StoreError> {
+        check_name(org)?;
+        let packs = path.join("orgs").join(org).join("packs");
+        match fs::metadata(&packs) {
+            Ok(_) => Self::open(path, org).map(Some),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(unavailable("look at", &packs, error).into()),
+        }
+    }
+
     fn path(&self, key: &Key) -> PathBuf {
         self.org_dir.join(key.as_str())
     }
@@ -59,9 +73,12 @@ impl DirectoryBackend {
         let mut open = self.open_files.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(at) = open.iter().position(|(known, _)| known == key) {
             let found = open.remove(at);
-            let file = Arc::clone(&found.1);
-            open.push(found);
-            return Ok(file);
+            // Another file may have been put in its place, whole where this one was damaged.
+            if found.1.metadata().is_ok_and(|metadata| metadata.nlink() > 0) {
+                let file = Arc::clone(&found.1);
+                open.push(found);
+                return Ok(file);
+            }
         }
         let path = self.path(key);
         let file = Arc::new(File::open(&path).map_err(|error| failed("open", &path, error))?);

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use covey_types::BlockHash;
 
-use crate::backend::{Backend, Expected, FileVersion, Key, PutOutcome};
+use crate::backend::{Backend, Expected, FileVersion, Key, PutOutcome, Versioned};
 use crate::block::StoreError;
 use crate::pack_store::PackName;
 
@@ -31,16 +31,56 @@ impl Condemned {
         &self.packs
     }
 
-    /// Reads the file; epoch 0 where there is none.
+    /// Reads the file; epoch 0 where there is none and no collection has ever got further.
     pub(crate) fn read(backend: &dyn Backend) -> Result<Self, StoreError> {
         let key = key()?;
-        let Some(found) = backend.get(&key)? else { return Ok(Self::default()) };
+        let Some(found) = backend.get(&key)? else {
+            // The floor is written after it, and neither is ever removed.
+            if backend.get(&Key::new(&["gc", "floor"])?)?.is_none() {
+                return Ok(Self::default());
+            }
+            let gone = || StoreError::damaged(format!("{key} in {}", backend.place()), "it is gone");
+            // The first collection may just have begun.
+            return match backend.get(&key)? {
+                Some(found) => Self::parsed(backend, found),
+                None => Err(gone()),
+            };
+        };
+        Self::parsed(backend, found)
+    }
+
+    fn parsed(backend: &dyn Backend, found: Versioned) -> Result<Self, StoreError> {
+        let key = key()?;
         let parsed = std::str::from_utf8(&found.bytes).ok().and_then(parse);
         let damaged =
             || StoreError::damaged(format!("{key} in {}", backend.place()), "it is not a list of packs");
         let mut condemned = parsed.ok_or_else(damaged)?;
         condemned.version = Some(found.version);
         Ok(condemned)
+    }
+
+    /// Writes a damaged file anew: `packs`, which must be all that there are, in the epoch after `least`.
+    pub(crate) fn write_anew(
+        backend: &dyn Backend,
+        least: u64,
+        packs: Vec<PackName>,
+    ) -> Result<Self, StoreError> {
+        if packs.len() > super::CONDEMNED_MAX {
+            let what = format!(
+                "condemn {} packs in {}; the limit is {}: copy the store to a new one",
+                packs.len(),
+                backend.place(),
+                super::CONDEMNED_MAX
+            );
+            return Err(StoreError::unavailable(what, std::io::ErrorKind::QuotaExceeded));
+        }
+        let anew = Self { epoch: least + 1, packs: packs.into_iter().collect(), version: None };
+        match backend.put_if(&key()?, text(&anew).as_bytes(), &Expected::Any)? {
+            PutOutcome::Written(version) => Ok(Self { version: Some(version), ..anew }),
+            PutOutcome::Conflict => {
+                Err(StoreError::unavailable(format!("write {}", key()?), std::io::ErrorKind::ResourceBusy))
+            }
+        }
     }
 
     /// Condemns `packs` in the next epoch; none when somebody else has written an epoch since this was read.

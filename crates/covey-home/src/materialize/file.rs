@@ -138,7 +138,7 @@ pub(super) fn create(
                 Content::Whole { size, block } => match fetch(job, block, *size) {
                     Ok(bytes) => Some(bytes),
                     Err(error) => {
-                        job.gap(&path(), error)?;
+                        job.gap_of(path(), entry.encode(), error)?;
                         return Ok(None);
                     }
                 },
@@ -163,7 +163,7 @@ pub(super) fn create(
                 Err(WriteError::Object(error)) => {
                     rustix::fs::unlinkat(dir, name, AtFlags::empty())
                         .map_err(|error| failed(error.into()))?;
-                    job.gap(&path(), error)?;
+                    job.gap_of(path(), entry.encode(), error)?;
                     return Ok(None);
                 }
             }

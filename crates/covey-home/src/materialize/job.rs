@@ -1,6 +1,6 @@
 //! What the threads of one materialize share.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::io;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -11,7 +11,8 @@ use covey_types::Fault;
 use super::tree::Group;
 use super::{Gap, MaterializeError, MaterializeRequest};
 use crate::block::StoreError;
-use crate::manifest::LinkTable;
+use crate::gaps::{GAPS_MAX, GapEntry, Gaps};
+use crate::manifest::{LinkGroup, LinkTable, Time};
 use crate::object::ObjectError;
 use crate::stat_cache::{CacheWriter, RecordBuilder, StatCache};
 use crate::sys;
@@ -33,6 +34,10 @@ pub(super) struct Job<'a> {
     adopted: Mutex<HashSet<(u64, u64)>>,
     records: Option<CacheWriter>,
     gaps: Mutex<Vec<Gap>>,
+    /// What the next secure must keep.
+    kept: Mutex<BTreeMap<Vec<u8>, GapEntry>>,
+    /// Names whose attributes could not be read.
+    bare: Mutex<BTreeSet<Vec<u8>>>,
     warnings: Mutex<Vec<String>>,
     warnings_left_out: AtomicU64,
     files_written: AtomicU64,
@@ -46,6 +51,8 @@ pub(super) struct Outcome {
     pub(super) cache: Option<StatCache>,
     pub(super) records: Option<CacheWriter>,
     pub(super) gaps: Vec<Gap>,
+    /// The same for the next secure, but for what is hidden below directories.
+    pub(super) kept: Gaps,
     pub(super) warnings: Vec<String>,
     pub(super) files_written: u64,
     pub(super) bytes_written: u64,
@@ -97,6 +104,8 @@ impl<'a> Job<'a> {
             adopted: Mutex::default(),
             records: request.stat_cache.map(CacheWriter::new),
             gaps: Mutex::default(),
+            kept: Mutex::default(),
+            bare: Mutex::default(),
             warnings: Mutex::default(),
             warnings_left_out: AtomicU64::new(0),
             files_written: AtomicU64::new(0),
@@ -146,8 +155,68 @@ impl<'a> Job<'a> {
             ObjectError::Store(error) => error.fault(),
             ObjectError::Malformed(_) => Fault::Invalid,
         };
-        lock(&self.gaps).push(Gap { path: show(path), fault, reason: error.to_string() });
+        let mut gaps = lock(&self.gaps);
+        if gaps.len() >= GAPS_MAX {
+            return Err(MaterializeError::Limit {
+                path: show(path),
+                limit: "names of one home that the store has lost; repair the store first",
+            });
+        }
+        gaps.push(Gap { path: show(path), fault, reason: error.to_string() });
         Ok(())
+    }
+
+    /// As [`Job::gap`] for a name under which there is nothing now; `entry` is what the snapshot has.
+    pub(super) fn gap_of(
+        &self,
+        path: Vec<u8>,
+        entry: Vec<u8>,
+        error: ObjectError,
+    ) -> Result<(), MaterializeError> {
+        self.gap(&path, error)?;
+        lock(&self.kept).insert(path, GapEntry { entry, instead: None });
+        Ok(())
+    }
+
+    /// The attributes of this name could not be read; [`Job::placed_bare`] follows when it is there.
+    pub(super) fn note_bare(&self, path: Vec<u8>) {
+        lock(&self.bare).insert(path);
+    }
+
+    /// A name was put in place; where its attributes are lacking, that is remembered with the inode.
+    pub(super) fn placed_bare(
+        &self,
+        path: &dyn Fn() -> Vec<u8>,
+        entry: &dyn Fn() -> Vec<u8>,
+        at: (u64, Time),
+    ) {
+        let mut bare = lock(&self.bare);
+        if bare.is_empty() {
+            return;
+        }
+        let path = path();
+        if bare.remove(&path) {
+            lock(&self.kept).insert(path, GapEntry { entry: entry(), instead: Some(at) });
+        }
+    }
+
+    /// Groups of linked names all of which are gaps.
+    fn lost_links(&self, kept: &BTreeMap<Vec<u8>, GapEntry>) -> Vec<LinkGroup> {
+        if kept.is_empty() {
+            return Vec::new();
+        }
+        let mut groups: BTreeMap<u32, LinkGroup> = BTreeMap::new();
+        for (dir, range) in &self.linked_dirs {
+            for (name, group) in &self.linked[range.start as usize..range.end as usize] {
+                let mut path = dir.clone();
+                if !path.is_empty() {
+                    path.push(b'/');
+                }
+                path.extend_from_slice(name);
+                groups.entry(*group).or_default().push(path);
+            }
+        }
+        groups.into_values().filter(|group| group.iter().all(|path| kept.contains_key(path))).collect()
     }
 
     pub(super) fn warn(&self, warning: String) {
@@ -191,6 +260,9 @@ impl<'a> Job<'a> {
     }
 
     pub(super) fn into_outcome(self) -> Outcome {
+        let kept = std::mem::take(&mut *lock(&self.kept));
+        let links = self.lost_links(&kept);
+        let kept = Gaps { entries: kept, links, hidden: (0, 0) };
         let take = |mutex: Mutex<Vec<String>>| mutex.into_inner().unwrap_or_else(PoisonError::into_inner);
         let mut warnings = take(self.warnings);
         let left_out = self.warnings_left_out.into_inner();
@@ -203,6 +275,7 @@ impl<'a> Job<'a> {
             cache: self.cache,
             records: self.records,
             gaps,
+            kept,
             warnings,
             files_written: self.files_written.into_inner(),
             bytes_written: self.bytes_written.into_inner(),

@@ -70,6 +70,7 @@ pub(super) fn wanted_xattrs(
         Err(ObjectError::Store(error @ crate::StoreError::Unavailable { .. })) => Err(error.into()),
         Err(error) => {
             job.gap(&path(), error)?;
+            job.note_bare(path());
             Ok(Xattrs::default())
         }
     }

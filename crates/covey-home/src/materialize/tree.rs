@@ -94,6 +94,8 @@ pub(super) struct Node {
     touched: AtomicBool,
     /// It is not what the snapshot says, so the stat cache must not know it.
     flawed: AtomicBool,
+    /// Nothing is known of what belongs into it, and it was not there: it is taken away again.
+    unknown: AtomicBool,
     has_links: AtomicBool,
     excluded_names: AtomicUsize,
 }
@@ -185,6 +187,7 @@ fn new_node(
         pending: AtomicUsize::new(1),
         touched: AtomicBool::new(false),
         flawed: AtomicBool::new(false),
+        unknown: AtomicBool::new(false),
         has_links: AtomicBool::new(false),
         excluded_names: AtomicUsize::new(0),
     }
@@ -314,7 +317,15 @@ fn wanted_items(
         Err(error) => {
             // Nothing is known of what belongs here, so what is here stays; the caller hears of the gap.
             node.flaw();
-            job.gap(&node.anchor.path(), error)?;
+            match node.parent.as_ref().filter(|_| node.existing.is_none()) {
+                Some((parent, number)) => {
+                    parent.flaw();
+                    node.unknown.store(true, Ordering::SeqCst);
+                    let entry = lock(&parent.held).full(*number).map(|item| item.encoded.clone());
+                    job.gap_of(node.anchor.path(), entry.unwrap_or_default(), error)?;
+                }
+                None => job.gap(&node.anchor.path(), error)?,
+            }
             Ok(None)
         }
     }
@@ -606,8 +617,11 @@ fn create_anew(
     node.touch(job);
     let place = file::Place { dir: dir.as_fd(), name, old };
     let created = file::create(job, place, entry, &|| node.path_of(name))?;
-    if created.is_none() {
-        node.flaw();
+    match &created {
+        None => node.flaw(),
+        Some(stat) => {
+            job.placed_bare(&|| node.path_of(name), &|| entry.encode(), (stat.inode, stat.ctime));
+        }
     }
     Ok(created)
 }
@@ -708,6 +722,13 @@ fn complete(job: &Job<'_>, mut node: Arc<Node>) -> Result<(), MaterializeError> 
         if node.pending.fetch_sub(1, Ordering::SeqCst) != 1 {
             return Ok(());
         }
+        if node.unknown.load(Ordering::SeqCst)
+            && let Some((parent, _)) = node.parent.clone()
+        {
+            remove_unknown(job, &node, &parent)?;
+            node = parent;
+            continue;
+        }
         let stat = finish_dir(job, &node)?;
         add_record(job, &node, &stat);
         node.anchor.close();
@@ -716,6 +737,16 @@ fn complete(job: &Job<'_>, mut node: Arc<Node>) -> Result<(), MaterializeError> 
         lock(&parent.held).set_done(number, Some(stat));
         node = parent;
     }
+}
+
+/// Takes away the directory that we have made for what turned out to be lost: an empty one in its place would be
+/// taken for what the home has.
+fn remove_unknown(job: &Job<'_>, node: &Node, parent: &Node) -> Result<(), MaterializeError> {
+    let failed = |error: io::Error| job.target(&node.anchor.path(), error);
+    node.anchor.close();
+    let dir = parent.anchor.open().map_err(failed)?;
+    rustix::fs::unlinkat(&*dir, node.anchor.name().as_c_str(), AtFlags::REMOVEDIR)
+        .map_err(|error| failed(error.into()))
 }
 
 fn finish_dir(job: &Job<'_>, node: &Node) -> Result<Stat, MaterializeError> {

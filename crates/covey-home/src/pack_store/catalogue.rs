@@ -98,6 +98,8 @@ struct Pack {
     alive: bool,
     /// Garbage collection is going to delete it: new states must not need it.
     condemned: bool,
+    /// Damage was found in it: new states must not need it either.
+    suspect: bool,
 }
 
 #[derive(Debug)]
@@ -122,11 +124,16 @@ pub(crate) struct Catalogue {
     damaged: HashSet<BlockHash>,
     /// Of all, also of packs that are not known yet.
     condemned: BTreeSet<PackName>,
+    /// The same of those in which damage was found.
+    suspects: BTreeSet<PackName>,
+    /// Those of them that nobody has written down yet.
+    found_damaged: BTreeSet<PackName>,
     problems: Vec<String>,
-    /// Packs whose index had to be made anew. They are never written to a segment, so that the next process
-    /// finds the damage and names it, too.
-    reindexed: HashSet<u32>,
-    incomplete: HashMap<u32, String>,
+    /// Packs whose index had to be made anew, and a line about each. They are never written to a segment, so that
+    /// the next process finds the damage and names it, too.
+    reindexed: HashMap<u32, String>,
+    /// Those of them that may hold more blocks than were found.
+    incomplete: HashSet<u32>,
 }
 
 impl Catalogue {
@@ -172,7 +179,9 @@ impl Catalogue {
             Entry::Occupied(entry) => *entry.get(),
             Entry::Vacant(entry) => {
                 let number = self.packs.len() as u32;
-                self.packs.push(Pack { name, alive: false, condemned: self.condemned.contains(&name) });
+                let condemned = self.condemned.contains(&name);
+                let suspect = self.suspects.contains(&name) || self.found_damaged.contains(&name);
+                self.packs.push(Pack { name, alive: false, condemned, suspect });
                 *entry.insert(number)
             }
         }
@@ -197,7 +206,9 @@ impl Catalogue {
     pub(crate) fn bury(&mut self, name: &PackName) {
         if let Some(number) = self.numbers.remove(name) {
             self.packs[number as usize].alive = false;
+            self.reindexed.remove(&number);
             self.incomplete.remove(&number);
+            self.found_damaged.remove(name);
         }
     }
 
@@ -212,11 +223,11 @@ impl Catalogue {
         if let Some(IndexProblem { detail, complete }) = problem {
             let outcome = if complete { "every block is still readable" } else { "blocks are lost" };
             let line = format!("pack {name}: {detail}; {outcome}");
-            self.reindexed.insert(pack);
+            self.reindexed.insert(pack, line);
             if !complete {
-                self.incomplete.insert(pack, line.clone());
+                self.incomplete.insert(pack);
             }
-            self.problem(line);
+            self.note_damaged(name);
         }
         self.recent.reserve(index.blocks.len());
         for block in &index.blocks {
@@ -257,7 +268,7 @@ impl Catalogue {
         let Some(dir) = self.dir.clone() else { return };
         let mut local = HashMap::new();
         let mut names = Vec::new();
-        for pack in self.recent_packs.iter().filter(|pack| !self.reindexed.contains(*pack)) {
+        for pack in self.recent_packs.iter().filter(|pack| !self.reindexed.contains_key(*pack)) {
             local.insert(*pack, names.len() as u32);
             names.push(self.packs[*pack as usize].name);
         }
@@ -389,25 +400,58 @@ impl Catalogue {
         self.condemned = names.clone();
     }
 
-    /// Whether the block is there to stay: in a pack that is not condemned, and not known to be damaged. A segment
+    /// Takes these packs, and no others, for damaged; what was found damaged here is written down now.
+    pub(crate) fn suspect(&mut self, names: BTreeSet<PackName>) {
+        // What a reader has found since the caller looked stays.
+        self.found_damaged.retain(|pack| !names.contains(pack));
+        let found = &self.found_damaged;
+        let is_suspect = |name: &PackName| names.contains(name) || found.contains(name);
+        self.packs.iter_mut().for_each(|pack| pack.suspect = is_suspect(&pack.name));
+        self.suspects = names;
+    }
+
+    /// Damage was found in the pack.
+    pub(crate) fn note_damaged(&mut self, name: PackName) {
+        if let Some(number) = self.numbers.get(&name)
+            && !self.suspects.contains(&name)
+        {
+            self.packs[*number as usize].suspect = true;
+            self.found_damaged.insert(name);
+        }
+    }
+
+    /// Packs in which damage was found here and that nobody has written down yet.
+    pub(crate) const fn found_damaged(&self) -> &BTreeSet<PackName> {
+        &self.found_damaged
+    }
+
+    /// Living packs whose index had to be made anew.
+    pub(crate) fn reindexed(&self) -> Vec<PackName> {
+        let alive = self.reindexed.keys().map(|number| &self.packs[*number as usize]);
+        alive.filter(|pack| pack.alive).map(|pack| pack.name).collect()
+    }
+
+    /// Whether a new state may rely on what the pack holds.
+    fn is_trusted(&self, pack: u32) -> bool {
+        let pack = &self.packs[pack as usize];
+        pack.alive && !pack.condemned && !pack.suspect
+    }
+
+    /// Whether the block is there to stay: in a pack that is not condemned nor suspect, and not known to be damaged. A segment
     /// that cannot be read counts as empty: storing a block twice harms nobody.
     pub(crate) fn has(&self, hash: &BlockHash) -> bool {
         if self.damaged.contains(hash) {
             return false;
         }
-        let alive = |pack: u32| {
-            let pack = &self.packs[pack as usize];
-            pack.alive && !pack.condemned
-        };
         let recent = self.recent.get(hash).is_some_and(|place| {
-            alive(place.pack)
-                || self.recent_copies.iter().any(|(copy, place)| copy == hash && alive(place.pack))
+            self.is_trusted(place.pack)
+                || self.recent_copies.iter().any(|(copy, place)| copy == hash && self.is_trusted(place.pack))
         });
         recent
             || self.segments.iter().any(|mounted| {
                 let mut found = false;
                 let read = mounted.segment.find(hash, false, |place| {
-                    found |= alive(mounted.numbers[place.pack as usize]);
+                    found |= self.is_trusted(mounted.numbers[place.pack as usize]);
                 });
                 read.is_ok() && found
             })
@@ -415,11 +459,13 @@ impl Catalogue {
 
     /// Those of `hashes` of which [`Catalogue::has`] says no, ascending; many at once cost little more than a few.
     pub(crate) fn lacking(&self, hashes: &[BlockHash]) -> Vec<BlockHash> {
-        let alive = |pack: u32| self.packs[pack as usize].alive;
         let is_recent = |hash: &BlockHash| {
             self.recent.get(hash).is_some_and(|place| {
-                alive(place.pack)
-                    || self.recent_copies.iter().any(|(copy, place)| copy == hash && alive(place.pack))
+                self.is_trusted(place.pack)
+                    || self
+                        .recent_copies
+                        .iter()
+                        .any(|(copy, place)| copy == hash && self.is_trusted(place.pack))
             })
         };
         let (damaged, rest): (Vec<BlockHash>, Vec<BlockHash>) =
@@ -429,7 +475,7 @@ impl Catalogue {
         for mounted in &self.segments {
             let mut found = vec![false; open.len()];
             let read = mounted.segment.find_sorted(&open, |number, place| {
-                found[number] |= alive(mounted.numbers[place.pack as usize]);
+                found[number] |= self.is_trusted(mounted.numbers[place.pack as usize]);
             });
             if read.is_ok() {
                 let mut found = found.into_iter();
@@ -453,6 +499,21 @@ impl Catalogue {
         }
     }
 
+    /// Forgets where everything lies, because packs were exchanged; all of them are new at the next compare.
+    pub(crate) fn forget_all(&mut self) {
+        self.recent.clear();
+        self.recent_copies.clear();
+        self.recent_packs.clear();
+        self.reindexed.clear();
+        self.incomplete.clear();
+        self.distrust();
+    }
+
+    /// Whether damage is known of the pack.
+    pub(crate) fn is_suspect(&self, pack: u32) -> bool {
+        self.packs[pack as usize].suspect
+    }
+
     /// Remembers that the block must be uploaded again.
     pub(crate) fn mark_damaged(&mut self, hash: BlockHash) {
         if self.damaged.len() < DAMAGED_MAX {
@@ -460,15 +521,25 @@ impl Catalogue {
         }
     }
 
+    /// Whether the block was found damaged.
+    pub(crate) fn is_marked_damaged(&self, hash: &BlockHash) -> bool {
+        !self.damaged.is_empty() && self.damaged.contains(hash)
+    }
+
+    /// The block was read and is right: somebody has mended its pack.
+    pub(crate) fn unmark_damaged(&mut self, hash: &BlockHash) {
+        self.damaged.remove(hash);
+    }
+
     pub(crate) fn name(&self, pack: u32) -> PackName {
         self.packs[pack as usize].name
     }
 
-    pub(crate) fn problems(&self) -> &[String] {
-        &self.problems
+    pub(crate) fn problems(&self) -> Vec<String> {
+        self.problems.iter().chain(self.reindexed.values()).cloned().collect()
     }
 
-    fn problem(&mut self, line: String) {
+    pub(crate) fn problem(&mut self, line: String) {
         if self.problems.len() < PROBLEMS_MAX && !self.problems.contains(&line) {
             self.problems.push(line);
         }
@@ -476,7 +547,7 @@ impl Catalogue {
 
     /// A living pack that may hold more blocks than could be found in it.
     pub(crate) fn incomplete(&self) -> Option<&str> {
-        self.incomplete.values().next().map(String::as_str)
+        self.incomplete.iter().find_map(|pack| self.reindexed.get(pack)).map(String::as_str)
     }
 }
 

@@ -186,6 +186,21 @@ impl PackIndex {
         out
     }
 
+    /// Bytes of index and footer.
+    pub(crate) const fn encoded_len(&self) -> u64 {
+        let records = self.frames.len() * FRAME_RECORD_BYTES + self.blocks.len() * BLOCK_RECORD_BYTES;
+        (records + FOOTER_BYTES) as u64
+    }
+
+    /// Whether the block lies there.
+    pub(crate) fn has(&self, hash: &BlockHash, frame: &Frame, offset: u32) -> bool {
+        let found = self.blocks.binary_search_by(|block| block.hash.cmp(hash)).ok();
+        found.is_some_and(|at| {
+            let block = &self.blocks[at];
+            block.offset == offset && self.frames.get(block.frame as usize) == Some(frame)
+        })
+    }
+
     /// Reads the index at the end of a pack: one request for most, at most two.
     ///
     /// # Errors

@@ -12,11 +12,14 @@ use super::pack::{PackIndex, ReadIndexError};
 use super::{PACK_SUFFIX, PackStore};
 use crate::backend::BackendError;
 use crate::block::StoreError;
+use crate::identity::StoreIdentity;
 
 /// Indexes that are fetched at once from a backend that is far away.
 const INDEX_READERS_REMOTE: usize = 16;
 /// So many packs that vanished are asked for one by one; of more, a second list must be enough.
 const VANISHED_ASKED_MAX: usize = 32;
+/// Packs with a damaged index that are looked at again; of more, a restart takes up the rest.
+const DAMAGED_LOOKED_AT_MAX: usize = 32;
 /// A pack that is listed, but not there when it is read, was deleted in between, unless it is still listed then.
 const LISTS_MAX: usize = 3;
 
@@ -60,8 +63,25 @@ impl PackStore {
                 break;
             }
         }
+        changed |= self.take_up_mended();
         self.catalogue_mut().settle(self.backend.is_remote());
         Ok(changed)
+    }
+
+    /// A pack whose index was damaged may have been put back whole since, under the same name.
+    fn take_up_mended(&self) -> bool {
+        let damaged = self.catalogue().reindexed();
+        let mut mended = false;
+        for name in damaged.into_iter().take(DAMAGED_LOOKED_AT_MAX) {
+            let Ok(key) = self.key_of(&name) else { continue };
+            if let Ok(index) = PackIndex::read(&*self.backend, &key) {
+                let mut catalogue = self.catalogue_mut();
+                catalogue.bury(&name);
+                catalogue.add(name, &index, None);
+                mended = true;
+            }
+        }
+        mended
     }
 
     /// Packs of which it is not known what they hold, one line each.
@@ -70,10 +90,30 @@ impl PackStore {
         unread.iter().map(|(name, why)| format!("pack {name} cannot be read now: {why}")).collect()
     }
 
+    /// Before packs are taken for gone: another store in the place of this one proves nothing about it.
+    fn check_identity(&self) -> Result<(), StoreError> {
+        let Some(opened) = &self.identity else { return Ok(()) };
+        let found = match StoreIdentity::read(self.backend.as_ref()) {
+            Ok(found) if found.as_ref() == Some(opened) => return Ok(()),
+            // Damage to this one file does not make it another store.
+            Err(StoreError::Damaged { .. }) => return Ok(()),
+            Ok(found) => {
+                found.map_or_else(|| "a store without a name".to_owned(), |found| format!("store {found}"))
+            }
+            Err(error) => return Err(error),
+        };
+        let what = format!(
+            "use {}: it was store {opened} when it was opened, and is {found} now; is its volume mounted?",
+            self.backend.place()
+        );
+        Err(StoreError::unavailable(what, std::io::ErrorKind::StaleNetworkFileHandle))
+    }
+
     fn bury_those_gone(&self, vanished: &[PackName]) -> Result<bool, StoreError> {
         if vanished.is_empty() {
             return Ok(false);
         }
+        self.check_identity()?;
         let mut gone = Vec::new();
         if vanished.len() > VANISHED_ASKED_MAX {
             let listed: std::collections::HashSet<PackName> = self.list_packs()?.into_iter().collect();

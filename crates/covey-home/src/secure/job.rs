@@ -1,6 +1,6 @@
 //! What the threads of one secure share.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -8,7 +8,9 @@ use covey_types::BlockHash;
 
 use super::buffer::Buffers;
 use super::{SecureError, SecureRequest};
+use crate::anchor::Anchor;
 use crate::block::{Block, StoreError, Upload};
+use crate::gaps::{GapEntry, Gaps};
 use crate::manifest::{Blob, LinkGroup, Time, window_bytes};
 use crate::stat_cache::{CacheWriter, RecordBuilder, StatCache};
 
@@ -68,6 +70,9 @@ pub(super) struct Job<'a> {
     pub(super) request: &'a SecureRequest<'a>,
     pub(super) cache: Option<&'a StatCache>,
     lost: &'a Lost,
+    gaps: &'a Gaps,
+    /// Gaps that are still there.
+    kept_gaps: Mutex<BTreeSet<Vec<u8>>>,
     asked: Mutex<Asked>,
     upload: &'a dyn Upload,
     pub(super) buffers: Buffers,
@@ -94,6 +99,8 @@ pub(super) struct Outcome {
     pub(super) skipped: u64,
     pub(super) skipped_paths: Vec<String>,
     pub(super) warnings: Vec<String>,
+    /// Gaps that the state has taken over from the one before.
+    pub(super) kept_gaps: BTreeSet<Vec<u8>>,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -105,6 +112,7 @@ impl<'a> Job<'a> {
         request: &'a SecureRequest<'a>,
         cache: Option<&'a StatCache>,
         lost: &'a Lost,
+        gaps: &'a Gaps,
         upload: &'a dyn Upload,
         warnings: Vec<String>,
     ) -> Self {
@@ -112,6 +120,8 @@ impl<'a> Job<'a> {
             request,
             cache,
             lost,
+            gaps,
+            kept_gaps: Mutex::default(),
             asked: Mutex::default(),
             upload,
             buffers: Buffers::new(),
@@ -262,7 +272,30 @@ impl<'a> Job<'a> {
 
     pub(super) fn take_link_groups(&mut self) -> Vec<LinkGroup> {
         let linked = std::mem::take(&mut *lock(&self.linked));
-        linked.into_values().map(|inode| std::mem::take(&mut *lock(&inode.paths))).collect()
+        let mut groups: Vec<LinkGroup> =
+            linked.into_values().map(|inode| std::mem::take(&mut *lock(&inode.paths))).collect();
+        let kept = lock(&self.kept_gaps);
+        let of_gaps = self.gaps.links.iter().filter(|group| group.iter().all(|path| kept.contains(path)));
+        groups.extend(of_gaps.cloned());
+        groups
+    }
+
+    /// What a materialize could not put into this directory, ascending by name.
+    pub(super) fn gaps_in(&self, anchor: &Anchor) -> Vec<(&'a [u8], &'a GapEntry)> {
+        if self.gaps.entries.is_empty() { Vec::new() } else { self.gaps.in_dir(&anchor.path()) }
+    }
+
+    /// The name stays as it was in the snapshot: it is a gap.
+    pub(super) fn keep_gap(&self, path: Vec<u8>) {
+        lock(&self.kept_gaps).insert(path);
+    }
+
+    /// Files and bytes below the directories that are gaps; none when one of them is no gap any more, because it is
+    /// not known which were below that one.
+    pub(super) fn hidden(&self) -> (u64, u64) {
+        let kept = lock(&self.kept_gaps);
+        let mut directories = self.gaps.entries.iter().filter(|(_, gap)| gap.is_directory());
+        if directories.all(|(path, _)| kept.contains(path)) { self.gaps.hidden } else { (0, 0) }
     }
 
     pub(super) fn into_outcome(self) -> Outcome {
@@ -276,6 +309,7 @@ impl<'a> Job<'a> {
             skipped: notes.skipped,
             skipped_paths: notes.skipped_paths,
             warnings: notes.warnings,
+            kept_gaps: self.kept_gaps.into_inner().unwrap_or_else(PoisonError::into_inner),
         }
     }
 }

@@ -17,7 +17,8 @@ use super::SecureError;
 use super::file::{self, OpenFile, Opened};
 use super::job::{Job, LinkedEntry, show};
 use crate::anchor::{self, Anchor};
-use crate::manifest::{Blob, DEPTH_MAX, Entry, EntryBody, EntryView, ListingBuilder, Meta, Time};
+use crate::gaps::GapEntry;
+use crate::manifest::{Blob, DEPTH_MAX, Entry, EntryBody, EntryKind, EntryView, ListingBuilder, Meta, Time};
 use crate::stat_cache::{self, CachedDir, CachedEntry, RecordBuilder};
 use crate::sys::{self, Names, Stat};
 use crate::work::Tasks;
@@ -190,8 +191,13 @@ fn scan_dir(job: &Job<'_>, node: &Arc<Node>, queue: &Queue) -> Result<(), Secure
     let mut children: Vec<Child> = Vec::new();
     let path = if job.request.excludes.needs_path() { node.anchor.path() } else { Vec::new() };
     let mut at = 0;
+    let mut gaps = job.gaps_in(&node.anchor).into_iter().peekable();
     for name in names.iter() {
         let bytes = name.to_bytes();
+        while let Some((gap_name, gap)) = gaps.next_if(|(gap_name, _)| *gap_name < bytes) {
+            slots.extend(scan.keep_gap(&path, gap_name, gap, None));
+        }
+        let gap = gaps.next_if(|(gap_name, _)| *gap_name == bytes).map(|(_, gap)| gap);
         let position = scan.cached.and_then(|cached| cached.position(bytes, &mut at));
         let stat = match sys::stat_at(dir.as_fd(), name) {
             Ok(stat) => stat,
@@ -199,6 +205,10 @@ fn scan_dir(job: &Job<'_>, node: &Arc<Node>, queue: &Queue) -> Result<(), Secure
             Err(error) => return Err(unreadable(node, bytes, error)),
         };
         if job.request.excludes.excludes(&path, bytes, stat.file_type == FileType::Directory) {
+            continue;
+        }
+        if let Some(slot) = gap.and_then(|gap| scan.keep_gap(&path, bytes, gap, Some(&stat))) {
+            slots.push(slot);
             continue;
         }
         if stat.file_type == FileType::Directory {
@@ -218,6 +228,9 @@ fn scan_dir(job: &Job<'_>, node: &Arc<Node>, queue: &Queue) -> Result<(), Secure
             continue;
         }
         slots.push(scan.slot(name, None, position));
+    }
+    for (gap_name, gap) in gaps {
+        slots.extend(scan.keep_gap(&path, gap_name, gap, None));
     }
     let blocks = scan.blocks;
     job.ask(&blocks)?;
@@ -337,6 +350,30 @@ impl<'a> DirScan<'a> {
         }
         self.job.request.progress.files_done(1);
         Some(slot)
+    }
+
+    /// The entry of a name that a materialize could not put back, if still nothing else stands in its place: the
+    /// state keeps what it had.
+    fn keep_gap(&self, dir: &[u8], name: &[u8], gap: &GapEntry, there: Option<&Stat>) -> Option<Slot> {
+        let is_dir = gap.is_directory();
+        if !gap.is_untouched(there) || self.job.request.excludes.excludes(dir, name, is_dir) {
+            return None;
+        }
+        let view = EntryView::parse(&gap.entry).ok()?;
+        let name = sys::c_name(name).ok()?;
+        if view.kind == EntryKind::File {
+            self.job.count_file(view.size);
+        }
+        self.job.keep_gap(self.node.anchor.path_of(name.to_bytes()));
+        let known = LinkedEntry {
+            entry: gap.entry.as_slice().into(),
+            inode: 0,
+            ctime: Time { seconds: 0, nanoseconds: 0 },
+            size: view.size,
+            // Never taken for what is there.
+            dirty: true,
+        };
+        Some(self.slot(&name, Some(known), None))
     }
 
     /// Everything but files and directories is never opened. None: gone meanwhile.

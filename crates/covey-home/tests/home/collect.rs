@@ -12,7 +12,7 @@ use covey_home::{
 };
 use covey_types::{FencingToken, Generation};
 
-use crate::support::noise;
+use crate::support::{self, noise};
 
 /// A home with a file for each `(name, seed, length)`.
 pub(crate) fn home(files: &[(&str, u64, usize)]) -> Vec<u8> {
@@ -136,13 +136,8 @@ fn an_upload_that_began_before_a_collection_is_refused_and_comes_again() {
     world.check();
 }
 
-#[test]
-fn a_condemned_pack_is_not_relied_upon_even_if_it_is_still_there() {
-    let world = World::new();
-    stored(&world.store, &home(&[("a", 1, 100_000)])).unwrap();
-    let condemned = world.backend.list(&Key::new(&["packs"]).unwrap()).unwrap();
-    let backend = world.backend.clone();
-    // The collection dies after it has condemned and before it deletes.
+/// A collection that dies after it has condemned and before it deletes.
+fn condemn_and_die(world: &World) {
     struct Dying<'a>(&'a Pointers);
     impl covey_home::Roots for Dying<'_> {
         fn roots(&self) -> Result<Vec<covey_types::RootHash>, covey_home::StoreError> {
@@ -155,6 +150,15 @@ fn a_condemned_pack_is_not_relied_upon_even_if_it_is_still_there() {
     let options = CollectOptions::default();
     let died = collect(&world.store, &Dying(&world.pointers), &options, &AtomicBool::new(false), &NoProgress);
     died.unwrap_err();
+}
+
+#[test]
+fn a_condemned_pack_is_not_relied_upon_even_if_it_is_still_there() {
+    let world = World::new();
+    stored(&world.store, &home(&[("a", 1, 100_000)])).unwrap();
+    let condemned = world.backend.list(&Key::new(&["packs"]).unwrap()).unwrap();
+    let backend = world.backend.clone();
+    condemn_and_die(&world);
     let elsewhere = PackStore::open(Arc::new(backend.clone())).unwrap();
     for store in [&world.store, &elsewhere] {
         let again = stored(store, &home(&[("a", 1, 100_000)])).unwrap();
@@ -163,6 +167,27 @@ fn a_condemned_pack_is_not_relied_upon_even_if_it_is_still_there() {
     // Even the paused collection's late deletion harms nobody.
     for name in condemned {
         assert!(backend.remove(&Key::new(&["packs", &name]).unwrap()).unwrap());
+    }
+    world.check();
+}
+
+#[test]
+fn a_stat_cache_does_not_make_a_condemned_pack_good() {
+    let world = World::new();
+    let scratch = support::scratch();
+    let (dir, cache) = (scratch.path().join("home"), scratch.path().join("cache"));
+    std::fs::create_dir(&dir).unwrap();
+    std::fs::write(dir.join("a"), noise(1, 100_000)).unwrap();
+    support::settle();
+    // Secured and not published, as when a call arrives meanwhile.
+    let first = support::secure_dir(&dir, &world.store, Some(&cache)).unwrap();
+    let condemned = world.backend.list(&Key::new(&["packs"]).unwrap()).unwrap();
+    condemn_and_die(&world);
+    let again = support::secure_dir(&dir, &world.store, Some(&cache)).unwrap();
+    assert_eq!((again.root, again.files_read), (first.root, 1), "what is condemned is stored again");
+    world.pointers.publish("one", again.root, Generation(0), FencingToken(1), again.epoch).unwrap();
+    for name in condemned {
+        assert!(world.backend.remove(&Key::new(&["packs", &name]).unwrap()).unwrap());
     }
     world.check();
 }

@@ -129,6 +129,12 @@ impl Home {
             return;
         }
         match end.result {
+            // What could not be read stands as it was before: such a state never replaces a whole one.
+            Ok(report) if report.partial => {
+                let detail =
+                    report.warnings.first().cloned().unwrap_or_else(|| "not all could be read".into());
+                self.secure_failed(Fault::Retry, detail).await;
+            }
             Ok(report) => {
                 self.dropped_in_a_row = 0;
                 self.secure_again = None;

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use covey_types::{Fault, FencingToken, Generation, RootHash, SandboxEvent, SandboxId, SandboxState};
-use covey_wire::runner::{HomeSource, RunnerToServer};
+use covey_wire::runner::{GAPS_NAMED_MAX, HomeGap, HomeGaps, HomeSource, RunnerToServer};
 use tokio::time::Instant;
 use uuid::Uuid;
 
@@ -30,7 +30,7 @@ impl Home {
         self.lease = Some(lease);
         self.active_at = began;
         match self.make_ready(lease, generation, root).await {
-            Ok((sandbox, source, set_aside)) => {
+            Ok((sandbox, source, set_aside, gaps)) => {
                 let ready = RunnerToServer::HomeReady {
                     home: self.home,
                     token: lease.token,
@@ -38,6 +38,7 @@ impl Home {
                     generation: self.mark.as_ref().map_or(Generation(0), |mark| mark.generation),
                     source,
                     set_aside,
+                    gaps,
                     elapsed_ms: began.elapsed().as_millis() as u64,
                 };
                 self.send(ready).await;
@@ -61,9 +62,9 @@ impl Home {
         lease: Lease,
         generation: Generation,
         root: Option<RootHash>,
-    ) -> Result<(SandboxId, HomeSource, Option<String>), WakeError> {
+    ) -> Result<(SandboxId, HomeSource, Option<String>, HomeGaps), WakeError> {
         if let Some(sandbox) = self.reuse_living(lease, generation, root).await {
-            return Ok((sandbox, HomeSource::Adopted, None));
+            return Ok((sandbox, HomeSource::Adopted, None, HomeGaps::default()));
         }
         let prepared = self.prepare_copy(lease, generation, root).await?;
         let sandbox = self.start_sandbox(lease).await?;
@@ -73,7 +74,10 @@ impl Home {
         })?;
         self.sandbox_event(SandboxEvent::Handshake, "the daemon answered").await;
         let aside = prepared.set_aside.map(|path| path.display().to_string());
-        Ok((sandbox, prepared.source, aside))
+        let named = prepared.gaps.iter().take(GAPS_NAMED_MAX);
+        let named = named.map(|gap| HomeGap { path: gap.path.clone(), reason: gap.reason.clone() });
+        let gaps = HomeGaps { count: prepared.gaps.len() as u64, first: named.collect() };
+        Ok((sandbox, prepared.source, aside, gaps))
     }
 
     /// The living sandbox, when its copy is the current state and its daemon answers; else it is ended.

@@ -399,3 +399,83 @@ async fn a_home_that_could_not_be_secured_is_secured_once_the_store_is_back() {
     world.answer(root, 1).await;
     world.end().await;
 }
+
+/// A directory with two large files in the home store; gives its state and the pack that holds them.
+fn stored(dir: &Path) -> (RootHash, std::path::PathBuf) {
+    let home = dir.join("seed");
+    std::fs::create_dir(&home).unwrap();
+    for (name, byte) in [("kept", 1_u8), ("lost", 2)] {
+        // Not compressible, and long enough for a frame of its own.
+        let mut state = u64::from(byte);
+        let mut next = || {
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            (state >> 24) as u8
+        };
+        let bytes: Vec<u8> = (0..700_000).map(|_| next()).collect();
+        std::fs::write(home.join(name), bytes).unwrap();
+    }
+    let org = OrgId::from_uuid(Uuid::nil()).to_string();
+    let store = PackStore::open_directory(&dir.join("store"), &org).unwrap();
+    let secured = covey_home::secure(&covey_home::SecureRequest {
+        dir: &home,
+        store: &store,
+        stat_cache: None,
+        excludes: &covey_home::Excludes::none(),
+        previous: None,
+        cancel: &std::sync::atomic::AtomicBool::new(false),
+        progress: &covey_home::NoProgress,
+        threads: 1,
+    });
+    let packs = dir.join("store/orgs").join(&org).join("packs");
+    let pack = std::fs::read_dir(packs).unwrap().next().unwrap().unwrap().path();
+    (secured.unwrap().root, pack)
+}
+
+/// Removes one block from reach by damaging its first byte in the pack.
+fn damage(pack: &Path, content: &[u8]) {
+    let mut bytes = std::fs::read(pack).unwrap();
+    let at = bytes.windows(64).position(|window| window == &content[..64]).expect("stored as it is");
+    bytes[at] ^= 1;
+    std::fs::write(pack, bytes).unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_home_comes_up_without_what_the_store_has_lost_and_keeps_it_in_what_is_secured() {
+    let dir = tempfile::tempdir().unwrap();
+    let (root, pack) = stored(dir.path());
+    damage(&pack, &std::fs::read(dir.path().join("seed/lost")).unwrap());
+    let mut world = World::start(dir.path(), &witness(vec![])).await;
+    world
+        .send(ServerToRunner::WakeHome {
+            org: OrgId::from_uuid(Uuid::nil()),
+            home: world.home,
+            session: SessionId::from_uuid(Uuid::nil()),
+            token: world.token,
+            generation: Generation(1),
+            root: Some(root),
+            limits: SandboxLimits::default(),
+        })
+        .await;
+    let (sandbox, gaps) = world
+        .until(|message| match message {
+            RunnerToServer::HomeReady { sandbox, gaps, .. } => Some((sandbox, gaps)),
+            RunnerToServer::HomeFailed { detail, .. } => panic!("{detail}"),
+            _ => None,
+        })
+        .await;
+    assert_eq!((gaps.count, gaps.first[0].path.as_str()), (1, "lost"), "{gaps:?}");
+    world.run(sandbox, step(1)).await;
+    let (base, later, ..) = world.offer().await;
+    assert_eq!(base, Generation(1));
+    assert_ne!(later, root, "the step's file is in it");
+    world.end().await;
+    let org = OrgId::from_uuid(Uuid::nil()).to_string();
+    let store = PackStore::open_directory(&dir.path().join("store"), &org).unwrap();
+    let entry = |root: &RootHash, path: &[u8]| {
+        covey_home::view::Snapshot::open(&store, root).unwrap().find(path).unwrap()
+    };
+    assert_eq!(entry(&later, b"lost"), entry(&root, b"lost"), "the loss is not final");
+    assert_eq!(entry(&later, b"kept"), entry(&root, b"kept"));
+}

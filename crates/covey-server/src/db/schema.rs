@@ -12,7 +12,8 @@ use super::{DbError, Result};
 pub(super) const BUSY_WAIT: Duration = Duration::from_secs(10);
 
 /// Migration `n` leads from schema `n` to `n + 1`.
-const MIGRATIONS: &[&str] = &[include_str!("migrations/0001_first.sql")];
+const MIGRATIONS: &[&str] =
+    &[include_str!("migrations/0001_first.sql"), include_str!("migrations/0002_store.sql")];
 
 pub(super) fn configure(conn: &Connection) -> rusqlite::Result<()> {
     conn.busy_timeout(BUSY_WAIT)?;
@@ -23,12 +24,18 @@ pub(super) fn configure(conn: &Connection) -> rusqlite::Result<()> {
     )
 }
 
-pub(super) fn migrate(conn: &mut Connection, path: &Path) -> Result<()> {
+/// Refuses a database that a newer covey wrote; gives its schema.
+pub(super) fn check_known(conn: &Connection, path: &Path) -> Result<i64> {
     let known = MIGRATIONS.len() as i64;
     let found: i64 = conn.query_row("PRAGMA user_version", [], |row| row.get(0))?;
     if found > known {
         return Err(DbError::Newer { path: path.to_owned(), found, known });
     }
+    Ok(found)
+}
+
+pub(super) fn migrate(conn: &mut Connection, path: &Path) -> Result<()> {
+    let found = check_known(conn, path)?;
     for (number, sql) in (found + 1..).zip(&MIGRATIONS[found as usize..]) {
         let tx = conn.transaction()?;
         tx.execute_batch(sql)?;

@@ -410,13 +410,23 @@ impl Driver<'_> {
         use RunnerToServer as M;
         let token = self.held.as_ref().map(|h| h.token);
         match message {
-            M::HomeReady { token: of, sandbox, generation, source, set_aside, elapsed_ms, .. } => {
+            M::HomeReady { token: of, sandbox, generation, source, set_aside, gaps, elapsed_ms, .. } => {
                 if Some(of) != token || self.session.sandbox() == Some(sandbox) {
                     return Ok(());
                 }
                 let put_back = facts::is_put_back(source);
                 let source = facts::source_name(source).to_owned();
-                let ready = HomeReadyFacts { sandbox, generation, source, put_back, set_aside, elapsed_ms };
+                let ready = HomeReadyFacts {
+                    sandbox,
+                    generation,
+                    source,
+                    put_back,
+                    set_aside,
+                    gap_count: gaps.count,
+                    gap_reason: gaps.first.first().map_or_else(String::new, |gap| gap.reason.clone()),
+                    gap_paths: gaps.first.into_iter().map(|gap| gap.path).collect(),
+                    elapsed_ms,
+                };
                 self.append(self.session.home_ready(ready)).await
             }
             M::HomeFailed { token: of, fault, detail, .. } => {

@@ -19,15 +19,8 @@ pub(super) struct Us {
 
 impl Us {
     pub(super) fn build(root: &Path) -> anyhow::Result<Self> {
-        let mut command = process::cargo(root);
-        command.args(["build", "--quiet", "--release", "--package", "covey-home", "--example", EXAMPLE]);
-        command.arg("--message-format=json-render-diagnostics");
-        let messages = process::output_of_success(&mut command, super::super::BENCH_LIMIT)?;
-        let built = messages.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
-        let program = built
-            .filter(|message| message["target"]["name"] == EXAMPLE)
-            .find_map(|message| message["executable"].as_str().map(PathBuf::from));
-        Ok(Self { program: program.context("cargo did not say where the example is")? })
+        let program = process::build_example(root, "covey-home", EXAMPLE, super::super::BENCH_LIMIT)?;
+        Ok(Self { program })
     }
 
     /// Does one step; returns what it cost and what it said.

@@ -1,0 +1,28 @@
+//! `covey store`: the store as a whole. One file for each thing to do with it.
+
+mod place;
+mod repair;
+mod verify;
+
+use clap::Subcommand;
+
+pub(crate) use place::orgs_of;
+
+use crate::exit_code::ExitCode;
+use crate::global::Global;
+
+/// What to do with stores.
+#[derive(Debug, Subcommand)]
+pub(crate) enum StoreCommand {
+    /// Read everything and check it: packs, states, pointers; names what is lost and who needs it. Changes nothing.
+    Verify(verify::VerifyArgs),
+    /// Write what is lost or damaged anew, from wherever the right bytes still are.
+    Repair(repair::RepairArgs),
+}
+
+pub(crate) async fn run(global: &Global, command: &StoreCommand) -> anyhow::Result<ExitCode> {
+    match command {
+        StoreCommand::Verify(args) => verify::run(global, args).await,
+        StoreCommand::Repair(args) => repair::run(global, args).await,
+    }
+}
