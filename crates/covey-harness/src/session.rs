@@ -17,7 +17,7 @@ use serde_json::{Map, Value, json};
 
 use crate::config::AgentConfig;
 use crate::prompt::{self, CallResult, Entry};
-use crate::record::{Body, FailureKind, Record, derived_uuid, step_event};
+use crate::record::{Body, FailureKind, HomeOrigin, Record, derived_uuid, step_event};
 use crate::repair::GO_ON;
 use crate::retry;
 
@@ -274,6 +274,7 @@ impl Session {
             | Body::SandboxFailed { .. }
             | Body::HomeSecured { .. }
             | Body::HomeSecureFailed { .. }
+            | Body::HomeReplaced { .. }
             | Body::HomeRolledBack { .. } => self.apply_home(record),
             Body::StatusRescheduled {}
             | Body::Error { .. }
@@ -281,6 +282,7 @@ impl Session {
             | Body::SpanEnd { .. }
             | Body::AgentThinking {}
             | Body::AgentMessage { .. }
+            | Body::HomeNearLimit { .. }
             | Body::SandboxWaiting { .. } => {}
         }
     }
@@ -468,6 +470,11 @@ impl Session {
                 }
             }
             Body::HomeSecureFailed { .. } => self.secure_failed = true,
+            Body::HomeReplaced { generation, origin, from_generation, .. } => {
+                // Whatever was not secured is not part of the home any more, and nobody need say so again.
+                self.unsecured.clear();
+                self.note(record.seq, replaced_text(*generation, *origin, *from_generation));
+            }
             Body::HomeRolledBack { generation, steps, .. } => {
                 let lost = std::mem::take(&mut self.unsecured);
                 self.note(record.seq, rolled_back_text(*generation, steps, &lost));
@@ -497,6 +504,22 @@ fn rolled_back_text(generation: Generation, steps: &[EventId], lost: &[Finished]
          What these {} finished calls changed in it is missing; check before you build on it: {}",
         steps.len(),
         named.join("; ")
+    )
+}
+
+fn replaced_text(generation: Generation, origin: HomeOrigin, from: Option<Generation>) -> String {
+    let what = match (origin, from) {
+        (HomeOrigin::Restored, Some(from)) => {
+            format!("what it was at generation {from} was put back, all of it or a part")
+        }
+        (HomeOrigin::Forked, Some(from)) => format!("it is now that of another agent at its generation {from}"),
+        (HomeOrigin::Restored | HomeOrigin::Forked | HomeOrigin::Imported, _) => {
+            "another state was put in its place".to_owned()
+        }
+    };
+    format!(
+        "[covey] Somebody changed the home directory since you last worked in it: {what}. It is now generation \
+         {generation}. Files may be other than you remember; look before you build on them."
     )
 }
 

@@ -14,9 +14,12 @@ pub mod follow;
 pub mod homes;
 pub mod journal;
 pub mod orgs;
+pub mod retention;
+pub mod rules;
 pub mod runners;
 mod schema;
 pub mod sessions;
+pub mod snapshots;
 pub mod tokens;
 mod writer;
 

@@ -15,6 +15,7 @@ mod in_place;
 mod interleave;
 mod kept;
 mod kill;
+mod look;
 mod odd;
 mod odd_tree;
 mod property;
