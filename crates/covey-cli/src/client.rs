@@ -8,6 +8,7 @@ mod sse;
 
 use std::time::Duration;
 
+use bytes::Bytes;
 use covey_types::Fault;
 use reqwest::{Method, Response, StatusCode};
 use serde_json::{Value, json};
@@ -103,6 +104,40 @@ impl Client {
         self.answer(self.request(Method::GET, path).timeout(REQUEST_LIMIT)).await
     }
 
+    /// As [`Client::get`] with a query; `limit` for answers that take a while to make.
+    pub(crate) async fn ask(
+        &self,
+        path: &str,
+        query: &[(&str, String)],
+        limit: Duration,
+    ) -> Result<Value, ClientError> {
+        self.answer(self.request(Method::GET, path).query(query).timeout(limit)).await
+    }
+
+    pub(crate) async fn put(&self, path: &str, body: &Value) -> Result<Value, ClientError> {
+        self.answer(self.request(Method::PUT, path).timeout(REQUEST_LIMIT).json(body)).await
+    }
+
+    /// Begins to read bytes of any length, for as long as they come.
+    pub(crate) async fn download(
+        &self,
+        path: &str,
+        query: &[(&str, String)],
+    ) -> Result<Download, ClientError> {
+        let response = self.accepted(self.request(Method::GET, path).query(query)).await?;
+        Ok(Download { response, url: self.server.url.clone() })
+    }
+
+    /// Sends bytes of any length.
+    pub(crate) async fn upload(
+        &self,
+        path: &str,
+        query: &[(&str, String)],
+        body: reqwest::Body,
+    ) -> Result<Value, ClientError> {
+        self.answer(self.request(Method::PUT, path).query(query).body(body)).await
+    }
+
     pub(crate) async fn post(&self, path: &str, body: &Value) -> Result<Value, ClientError> {
         self.answer(self.request(Method::POST, path).timeout(REQUEST_LIMIT).json(body)).await
     }
@@ -175,6 +210,24 @@ impl Client {
 
     fn foreign(&self, what: &str) -> ClientError {
         ClientError::Foreign { url: self.server.url.clone(), what: what.to_owned() }
+    }
+}
+
+/// Bytes on their way from the server.
+#[derive(Debug)]
+pub(crate) struct Download {
+    response: Response,
+    url: String,
+}
+
+impl Download {
+    /// The next of them; none at the end. What breaks off is an error, never an end.
+    pub(crate) async fn next(&mut self) -> Result<Option<Bytes>, ClientError> {
+        let piece = self.response.chunk().await;
+        piece.map_err(|source| ClientError::Unreachable {
+            url: self.url.clone(),
+            source: source.without_url(),
+        })
     }
 }
 

@@ -1,12 +1,16 @@
 //! Exit codes: what a script can tell apart.
 
+use covey_home::archive::ArchiveError;
 use covey_home::integrity::IntegrityError;
 use covey_home::tracked::TrackedError;
+use covey_home::view::ViewError;
 use covey_home::{
-    CarryError, CollectError, MaterializeError, PointerError, SecureAndPublishError, SecureError, StoreError,
+    CarryError, CollectError, EditError, MaterializeError, PointerError, SecureAndPublishError, SecureError,
+    StoreError,
 };
 use covey_mount::{CacheError, MountError};
 use covey_server::db::DbError;
+use covey_server::history::OpenFileError;
 use covey_types::Fault;
 
 use crate::client::ClientError;
@@ -90,6 +94,11 @@ fn fault_of(cause: &(dyn std::error::Error + 'static)) -> Option<Fault> {
         .or_else(|| cause.downcast_ref().map(TrackedError::fault))
         .or_else(|| cause.downcast_ref().map(MountError::fault))
         .or_else(|| cause.downcast_ref().map(CacheError::fault))
+        .or_else(|| cause.downcast_ref().map(ViewError::fault))
+        .or_else(|| cause.downcast_ref().map(OpenFileError::fault))
+        .or_else(|| cause.downcast_ref().map(EditError::fault))
+        .or_else(|| cause.downcast_ref().map(ArchiveError::fault))
+        .or_else(|| cause.downcast_ref().map(CollectError::fault))
 }
 
 impl From<ExitCode> for std::process::ExitCode {

@@ -20,6 +20,7 @@ use covey_server::db::{Db, tokens};
 use covey_server::link::Trust;
 use covey_server::model::Model;
 use covey_server::model::scripted::{ScriptFile, ScriptedModel};
+use covey_server::stores::Stores;
 use tokio::net::{TcpListener, UnixListener, UnixStream};
 use tokio_util::sync::CancellationToken;
 
@@ -139,7 +140,8 @@ impl RunningServer {
                  TLS proxy before it, or listen on 127.0.0.1"
             );
         }
-        let server = Server::start(db, model).await?;
+        let stores = layout.store_dir()?.map(Stores::in_directory);
+        let server = Server::start(db, model, stores).await?;
         let token = local_token(layout, &server).await?;
         let client = ClientFile {
             url: format!("http://{address}"),

@@ -128,6 +128,18 @@ pub enum Permission {
     Deny,
 }
 
+/// Where a state came from that replaced a home's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum HomeOrigin {
+    /// From outside.
+    Imported,
+    /// From an earlier generation of the same home.
+    Restored,
+    /// From another home.
+    Forked,
+}
+
 /// What happened. The serialised `type` is the record's kind.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "type")]
@@ -401,6 +413,29 @@ pub enum Body {
         /// For people: why the first is missing.
         reason: String,
     },
+    /// Public: the home has used up most of what it, or its org, may.
+    #[serde(rename = "home.near_limit")]
+    HomeNearLimit {
+        /// `bytes` or `files` of the home, or `org_bytes` of all homes of the org.
+        limit: String,
+        /// So much is used.
+        used: u64,
+        /// So much may be.
+        max: u64,
+    },
+    /// Public: somebody made another state the home's current one, between turns. The model is told.
+    #[serde(rename = "home.replaced")]
+    HomeReplaced {
+        /// Its number.
+        generation: Generation,
+        /// The state.
+        root: RootHash,
+        /// Where it came from.
+        origin: HomeOrigin,
+        /// Restored or forked: the generation whose state it is, whole or in part.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        from_generation: Option<Generation>,
+    },
     /// Public: the home went back to a published generation.
     #[serde(rename = "home_rolled_back")]
     HomeRolledBack {
@@ -469,6 +504,8 @@ impl Body {
             Self::HomeSecured { .. } => "home.secured",
             Self::HomeSecureFailed { .. } => "home.secure_failed",
             Self::HomeIncomplete { .. } => "home_incomplete",
+            Self::HomeNearLimit { .. } => "home.near_limit",
+            Self::HomeReplaced { .. } => "home.replaced",
             Self::HomeRolledBack { .. } => "home_rolled_back",
         }
     }
@@ -587,6 +624,13 @@ mod tests {
                 count: 1,
                 paths: vec!["a".into()],
                 reason: "r".into(),
+            },
+            Body::HomeNearLimit { limit: "bytes".into(), used: 9, max: 10 },
+            Body::HomeReplaced {
+                generation: Generation(3),
+                root: RootHash::of(b"r"),
+                origin: HomeOrigin::Restored,
+                from_generation: Some(Generation(1)),
             },
             Body::UserInterrupt {},
         ];

@@ -17,7 +17,7 @@ use serde_json::{Map, Value, json};
 
 use crate::config::AgentConfig;
 use crate::prompt::{self, CallResult, Entry};
-use crate::record::{Body, FailureKind, Record, derived_uuid, step_event};
+use crate::record::{Body, FailureKind, HomeOrigin, Record, derived_uuid, step_event};
 use crate::repair::GO_ON;
 use crate::retry;
 
@@ -275,6 +275,7 @@ impl Session {
             | Body::HomeSecured { .. }
             | Body::HomeSecureFailed { .. }
             | Body::HomeIncomplete { .. }
+            | Body::HomeReplaced { .. }
             | Body::HomeRolledBack { .. } => self.apply_home(record),
             Body::StatusRescheduled {}
             | Body::Error { .. }
@@ -282,6 +283,7 @@ impl Session {
             | Body::SpanEnd { .. }
             | Body::AgentThinking {}
             | Body::AgentMessage { .. }
+            | Body::HomeNearLimit { .. }
             | Body::SandboxWaiting { .. } => {}
         }
     }
@@ -472,6 +474,11 @@ impl Session {
             Body::HomeIncomplete { count, paths, .. } => {
                 self.note(record.seq, incomplete_text(*count, paths));
             }
+            Body::HomeReplaced { generation, origin, from_generation, .. } => {
+                // Whatever was not secured is not part of the home any more, and nobody need say so again.
+                self.unsecured.clear();
+                self.note(record.seq, replaced_text(*generation, *origin, *from_generation));
+            }
             Body::HomeRolledBack { generation, steps, .. } => {
                 let lost = std::mem::take(&mut self.unsecured);
                 self.note(record.seq, rolled_back_text(*generation, steps, &lost));
@@ -511,6 +518,22 @@ fn incomplete_text(count: u64, paths: &[String]) -> String {
          deleted by anybody: {}. They come back when the store is repaired. What you write in their place counts; \
          check before you build on them.",
         named.join("; ")
+    )
+}
+
+fn replaced_text(generation: Generation, origin: HomeOrigin, from: Option<Generation>) -> String {
+    let what = match (origin, from) {
+        (HomeOrigin::Restored, Some(from)) => {
+            format!("what it was at generation {from} was put back, all of it or a part")
+        }
+        (HomeOrigin::Forked, Some(from)) => format!("it is now that of another agent at its generation {from}"),
+        (HomeOrigin::Restored | HomeOrigin::Forked | HomeOrigin::Imported, _) => {
+            "another state was put in its place".to_owned()
+        }
+    };
+    format!(
+        "[covey] Somebody changed the home directory since you last worked in it: {what}. It is now generation \
+         {generation}. Files may be other than you remember; look before you build on them."
     )
 }
 

@@ -32,6 +32,7 @@ use serde::Serialize;
 
 pub(crate) use condemned::Condemned;
 pub use mark::MarkError;
+pub(crate) use mark::Marker;
 
 use crate::block::{Block, StoreError, Upload};
 use crate::pack_store::{
@@ -39,7 +40,6 @@ use crate::pack_store::{
 };
 use crate::progress::Progress;
 use count::CountingBackend;
-use mark::Marker;
 
 /// Packs that one collection deletes at most, so that their names fit in one small file; about 48 GB.
 pub const CONDEMNED_MAX: usize = 1500;

@@ -31,6 +31,7 @@ mod secure;
 mod stat_cache;
 mod sys;
 pub mod tracked;
+pub mod usage;
 mod verify;
 pub mod view;
 mod work;

@@ -6,11 +6,13 @@
 
 mod diff;
 mod file;
+mod walk;
 
 use covey_types::{BlockHash, Fault, RootHash};
 
-pub use diff::{Change, ChangeKind, diff};
+pub use diff::{Change, ChangeKind, diff, diff_from_nothing};
 pub use file::FileReader;
+pub use walk::{WalkOptions, is_behind};
 
 use crate::block::BlockStore;
 use crate::manifest::{Entry, EntryBody, ListingPart, Meta, NAME_BYTES_MAX, PATH_BYTES_MAX, Root};

@@ -6,13 +6,18 @@
 //! belong here: SQL, what follows from an event, and anything that waits for a model or a sandbox.
 
 mod agents;
+mod archive;
+mod contents;
 mod covey;
 mod environments;
 mod error;
 mod events;
 mod extract;
 mod fields;
+mod homes;
 mod page;
+mod pieces;
+mod rules;
 mod sessions;
 mod stream;
 mod tokens;
@@ -36,6 +41,7 @@ use tokio_util::task::TaskTracker;
 
 use self::error::{ApiError, REQUEST_ID};
 use crate::db::Db;
+use crate::stores::Stores;
 
 /// Event streams that may be open at the same time; more are refused with 429.
 pub const STREAMS_MAX: usize = 1024;
@@ -56,16 +62,25 @@ struct Inner {
     stop: CancellationToken,
     tasks: TaskTracker,
     streams: Arc<Semaphore>,
+    /// None when the server keeps no homes.
+    stores: Option<Stores>,
     /// When a token's use was last written down; one entry per valid token that was seen.
     token_uses: Mutex<HashMap<TokenId, Instant>>,
 }
 
 impl Api {
-    /// Makes an API over `db`. When `stop` is cancelled, open event streams end.
-    pub fn new(db: Db, stop: CancellationToken) -> Self {
-        let streams = Arc::new(Semaphore::new(STREAMS_MAX));
-        let inner = Inner { db, stop, tasks: TaskTracker::new(), streams, token_uses: Mutex::default() };
+    /// Makes an API over `db` and the homes' stores, if there are any. When `stop` is cancelled, open event streams
+    /// end.
+    pub fn new(db: Db, stores: Option<Stores>, stop: CancellationToken) -> Self {
+        let (streams, tasks) = (Arc::new(Semaphore::new(STREAMS_MAX)), TaskTracker::new());
+        let inner = Inner { db, stop, tasks, streams, stores, token_uses: Mutex::default() };
         Self { inner: Arc::new(inner) }
+    }
+
+    /// The homes' stores.
+    fn stores(&self) -> Result<&Stores, ApiError> {
+        let text = "this server keeps no homes (COVEY_HOME_STORE=false), so there is nothing to look into";
+        self.inner.stores.as_ref().ok_or_else(|| ApiError::invalid(text))
     }
 
     /// The routes, to be served or merged with others.
@@ -89,10 +104,19 @@ impl Api {
             .route("/{session}/events", get(events::list).post(events::send))
             .route("/{session}/events/stream", get(events::stream));
         let covey = Router::new()
-            .route("/homes", get(covey::homes))
-            .route("/homes/{home}", get(covey::home))
-            .route("/homes/{home}/snapshots", get(covey::snapshots))
-            .route("/homes/{home}/import", post(covey::import))
+            .route("/homes", get(homes::list))
+            .route("/homes/{home}", get(homes::get))
+            .route("/homes/{home}/snapshots", get(homes::snapshots))
+            .route("/homes/{home}/import", post(homes::import))
+            .route("/homes/{home}/restore", post(homes::restore))
+            .route("/homes/{home}/fork", post(homes::fork))
+            .route("/homes/{home}/tree", get(contents::tree))
+            .route("/homes/{home}/file", get(contents::file))
+            .route("/homes/{home}/diff", get(contents::diff))
+            .route("/homes/{home}/usage", get(contents::usage))
+            .route("/homes/{home}/archive", get(archive::export).put(archive::import))
+            .route("/homes/{home}/rules", get(rules::of_home).put(rules::set_home))
+            .route("/rules", get(rules::of_org).put(rules::set_org))
             .route("/runners", get(covey::runners))
             .route("/tokens", get(tokens::list).post(tokens::create))
             .route("/tokens/{token}/revoke", post(tokens::revoke))

@@ -5,9 +5,11 @@
 pub mod config;
 pub mod db;
 pub mod drive;
+pub mod history;
 pub mod http;
 pub mod link;
 pub mod model;
 mod server;
+pub mod stores;
 
 pub use server::{RunnerGate, Server, StartError};

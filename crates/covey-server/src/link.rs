@@ -52,6 +52,7 @@ pub fn choose(org: OrgId, candidates: &[Candidate]) -> Option<RunnerId> {
 #[derive(Debug, Clone)]
 pub struct Outbox {
     runner: RunnerId,
+    version: u32,
     number: u64,
     queue: mpsc::Sender<ServerToRunner>,
     stop: CancellationToken,
@@ -66,6 +67,11 @@ impl Outbox {
     /// Which runner this is.
     pub const fn runner(&self) -> RunnerId {
         self.runner
+    }
+
+    /// The version of the link that both sides speak.
+    pub const fn version(&self) -> u32 {
+        self.version
     }
 
     /// Waits until the link has ended; nothing that was not answered can be relied on then.

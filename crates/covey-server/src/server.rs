@@ -17,6 +17,7 @@ use crate::drive::{self, Context, Live};
 use crate::http::Api;
 use crate::link::{self, Links, Trust};
 use crate::model::Model;
+use crate::stores::Stores;
 
 /// A server that cannot start.
 #[derive(Debug, thiserror::Error)]
@@ -37,11 +38,16 @@ pub struct Server {
 }
 
 impl Server {
-    /// Takes over the database and starts driving. Needs a tokio runtime.
+    /// Takes over the database and starts driving; the API looks into homes through `stores`, if there are any. Needs
+    /// a tokio runtime.
     ///
     /// # Errors
     /// When the database fails.
-    pub async fn start(db: Db, model: Arc<dyn Model>) -> Result<Self, StartError> {
+    pub async fn start(
+        db: Db,
+        model: Arc<dyn Model>,
+        stores: Option<Stores>,
+    ) -> Result<Self, StartError> {
         let org = db
             .write("take over", |tx| {
                 // The lock beside the database says that no other server lives, so neither do its drivers.
@@ -61,7 +67,7 @@ impl Server {
                 failed.cancel();
             }
         });
-        Ok(Self { org, api: Api::new(db, stop.clone()), context, stop, tasks })
+        Ok(Self { org, api: Api::new(db, stores, stop.clone()), context, stop, tasks })
     }
 
     /// The org that a fresh installation has.

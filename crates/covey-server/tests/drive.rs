@@ -190,7 +190,7 @@ impl World {
                     // There is one runner, so nobody else can be in the way of a snapshot.
                     match outcome {
                         PublishOutcome::Published { generation } => host.generation = generation,
-                        PublishOutcome::Refused { reason } => panic!("a snapshot was refused: {reason}"),
+                        other => panic!("a snapshot was not published: {other:?}"),
                     }
                 }
                 vec![]
@@ -227,6 +227,7 @@ impl World {
                 bytes: ByteCount(1),
                 stored_bytes_new: ByteCount(1),
                 elapsed_ms: 1,
+                epoch: 0,
             };
             host.offer = Some(offer.clone());
             said.push(offer);

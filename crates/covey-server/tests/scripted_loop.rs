@@ -164,7 +164,7 @@ async fn play(db: &Db, host: &Arc<Mutex<Host>>, org: OrgId, session: SessionId) 
     for life in 1.. {
         let model = model(life).await;
         let client = Anthropic::new(&model.base_url(), None, CallLimits::default()).unwrap();
-        let server = Server::start(db.clone(), Arc::new(client)).await.unwrap();
+        let server = Server::start(db.clone(), Arc::new(client), None).await.unwrap();
         let (near, far) = tokio::io::duplex(64 * 1024);
         server.runner_gate(Trust::InProcess(org)).accept(near);
         let runner = tokio::spawn(run(Arc::clone(host), far));

@@ -8,13 +8,14 @@
 pub mod agent;
 pub mod covey;
 pub mod environment;
+pub mod history;
 pub mod session;
 pub mod token;
 
 use serde::{Deserialize, Serialize};
 
 pub use agent::{Agent, Model};
-pub use covey::{Health, Home, HomeImported, Runner, Snapshot};
+pub use covey::{AgentDeleted, Health, Home, HomeForked, HomeImported, Runner, Snapshot};
 pub use environment::{Environment, EnvironmentDeleted};
 pub use session::{EventsSent, Session, SessionAgent, SessionDeleted, SessionStats, SessionUsage};
 pub use token::Token;

@@ -1,8 +1,9 @@
 //! The version numbers of the two links. A handshake picks the lower of both sides' newest; a side that
 //! cannot go that low says which of the two is old.
 
-/// Newest version of the runner link that this build speaks.
-pub const RUNNER_LINK: u32 = 1;
+/// Newest version of the runner link that this build speaks. 2: publishes name their epoch, and may be answered with
+/// `over_quota` and `collected`; a peer of version 1 gets `refused` in their place.
+pub const RUNNER_LINK: u32 = 2;
 /// Oldest version of the runner link that this build speaks.
 pub const RUNNER_LINK_MIN: u32 = 1;
 /// Newest version of the tool link that this build speaks. Running sandboxes have frozen daemons, so the

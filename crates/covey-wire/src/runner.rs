@@ -12,6 +12,10 @@ use serde::{Deserialize, Serialize};
 
 use crate::tool::{ToolCall, ToolResult};
 
+fn is_zero(number: &u64) -> bool {
+    *number == 0
+}
+
 /// Limits of one sandbox. Zero means "no limit of ours".
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SandboxLimits {
@@ -66,6 +70,18 @@ pub enum PublishOutcome {
     Refused {
         /// For the log.
         reason: String,
+    },
+    /// Since version 2: the home may not be so large. The working copy stays, and is offered again later: something
+    /// may have been deleted from it, or the limit raised.
+    OverQuota {
+        /// For people: which limit, and by how much.
+        reason: String,
+    },
+    /// Since version 2: a garbage collection has passed since the secure began and may have deleted what it relied
+    /// on. The runner secures again.
+    Collected {
+        /// The least epoch that is taken.
+        floor: u64,
     },
 }
 
@@ -313,6 +329,9 @@ pub enum RunnerToServer {
         stored_bytes_new: ByteCount,
         /// Duration of the secure.
         elapsed_ms: u64,
+        /// Since version 2: the garbage collection that the store knew of when the secure began to upload.
+        #[serde(default, skip_serializing_if = "is_zero")]
+        epoch: u64,
     },
     /// A secure failed; work goes on, the home is unsecured since.
     SecureFailed {

@@ -60,7 +60,15 @@ fn call() -> ToolCall {
 #[cfg(test)]
 #[track_caller]
 fn check<T: Serialize + DeserializeOwned + PartialEq + Debug>(name: &str, message: &T) {
-    let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(format!("{name}.v1.bin"));
+    check_since(1, name, message);
+}
+
+/// As [`check`], for what a link says since `version`.
+#[cfg(test)]
+#[track_caller]
+fn check_since<T: Serialize + DeserializeOwned + PartialEq + Debug>(version: u32, name: &str, message: &T) {
+    let file = format!("{name}.v{version}.bin");
+    let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(file);
     let bytes = frame::encode(message).unwrap();
     if std::env::var_os("COVEY_WRITE_GOLDEN").is_some() && !path.exists() {
         fs::write(&path, &bytes).unwrap();
@@ -68,7 +76,7 @@ fn check<T: Serialize + DeserializeOwned + PartialEq + Debug>(name: &str, messag
     let golden = fs::read(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
     let read: T = frame::read(&mut &golden[..]).unwrap().unwrap();
     assert_eq!(&read, message, "{name}: the old bytes mean something else now");
-    assert_eq!(bytes, golden, "{name}: the bytes of version 1 changed");
+    assert_eq!(bytes, golden, "{name}: the bytes of version {version} changed");
 }
 
 #[test]
@@ -133,6 +141,14 @@ fn server_to_runner() {
     ] {
         let root = RootHash::of(b"root");
         check(&format!("runner-publish-{name}"), &ServerToRunner::PublishAnswer { home, root, outcome });
+    }
+    for (name, outcome) in [
+        ("over-quota", PublishOutcome::OverQuota { reason: "too large".to_owned() }),
+        ("collected", PublishOutcome::Collected { floor: 3 }),
+    ] {
+        let root = RootHash::of(b"root");
+        let answer = ServerToRunner::PublishAnswer { home, root, outcome };
+        check_since(2, &format!("runner-publish-{name}"), &answer);
     }
     check("runner-stop-sandbox", &ServerToRunner::StopSandbox { home, token });
     check("runner-heartbeat", &ServerToRunner::Heartbeat);
@@ -210,7 +226,7 @@ fn runner_to_server() {
         check(&format!("server-tool-lost-{name}"), &RunnerToServer::ToolLost { home, step, loss, reason });
     }
     for kind in SnapshotKind::ALL {
-        let publish = RunnerToServer::Publish {
+        let mut publish = RunnerToServer::Publish {
             home,
             token,
             base: Generation(4),
@@ -221,8 +237,12 @@ fn runner_to_server() {
             bytes: ByteCount(1 << 30),
             stored_bytes_new: ByteCount(4096),
             elapsed_ms: 31,
+            epoch: 0,
         };
         check(&format!("server-publish-{}", kind.as_str()), &publish);
+        let RunnerToServer::Publish { epoch, .. } = &mut publish else { unreachable!() };
+        *epoch = 5;
+        check_since(2, &format!("server-publish-{}", kind.as_str()), &publish);
     }
     let detail = "disk full".to_owned();
     check("server-secure-failed", &RunnerToServer::SecureFailed { home, fault: Fault::Retry, detail });

@@ -1,17 +1,27 @@
 //! `covey home`: what agents keep.
 //!
 //! `secure` and `materialize` work on a store directory without a server; [`local`] does what they share with
-//! `import` and `covey run`.
+//! `import` and `covey run`. Whatever looks into snapshots asks a [`source`].
 
+mod change;
+mod history;
 pub(crate) mod local;
 mod mounted;
+mod rules;
+mod source;
 
+use std::os::unix::ffi::OsStrExt as _;
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
 use covey_home::{MaterializeError, MaterializeReport, Pointers, SecureReport};
 use covey_types::{ByteCount, Fault, FencingToken, RootHash};
+use covey_wire::api::history::{GenerationName, USAGE_DEPTH_MAX, USAGE_PARTS_DEFAULT, USAGE_PARTS_MAX};
 use serde_json::{Value, json};
+
+use self::change::ForkTarget;
+use self::rules::RulesArgs;
+use self::source::{Compare, Count, Place, Source};
 
 use crate::client::{Client, id_path};
 use crate::exit_code::{ExitCode, Refusal};
@@ -61,6 +71,9 @@ pub(crate) enum HomeCommand {
         /// A state by its hash.
         #[arg(long, value_name = "HASH")]
         root: Option<RootHash>,
+        /// Also over a directory that holds something else than an earlier state of this home: it is removed.
+        #[arg(long)]
+        replace: bool,
     },
     /// Show a snapshot as a directory at once, without copying it; as root, no server needed.
     Mount {
@@ -88,13 +101,135 @@ pub(crate) enum HomeCommand {
         #[arg(long)]
         discard: bool,
     },
-    /// Make a directory the current state of an agent's home, on the server's own machine.
-    Import {
-        /// The home's id.
-        home: String,
-        /// The directory; only read.
-        dir: PathBuf,
+    /// Show a home's kept snapshots, newest first, and what keeps them.
+    Log {
+        #[command(flatten)]
+        place: Place,
     },
+    /// List what is in a directory of a snapshot.
+    Ls {
+        #[command(flatten)]
+        place: Place,
+        /// From the home's root [default: the home itself].
+        #[arg(default_value = "", hide_default_value = true)]
+        path: PathBuf,
+        /// What is in the directories below as well.
+        #[arg(long, short = 'R')]
+        recursive: bool,
+        #[command(flatten)]
+        at: AtGeneration,
+    },
+    /// Print a file of a snapshot.
+    Cat {
+        #[command(flatten)]
+        place: Place,
+        /// From the home's root.
+        path: PathBuf,
+        #[command(flatten)]
+        at: AtGeneration,
+    },
+    /// Show what differs between two snapshots: what did this run change?
+    Diff {
+        #[command(flatten)]
+        place: Place,
+        /// The older one; 0 is the empty home before the first.
+        #[arg(default_value = "-1", allow_hyphen_values = true)]
+        from: GenerationName,
+        /// The newer one.
+        #[arg(default_value = "current", allow_hyphen_values = true)]
+        to: GenerationName,
+        /// What this session changed, from when it began to the last that it left.
+        #[arg(long, value_name = "ID", conflicts_with_all = ["from", "to"])]
+        session: Option<String>,
+        /// At and below this path only.
+        #[arg(long, default_value = "", hide_default_value = true)]
+        path: PathBuf,
+        /// Texts line by line as well.
+        #[arg(long, short = 't')]
+        text: bool,
+    },
+    /// Put one path or the whole home back to what a snapshot says; makes a new snapshot.
+    Restore {
+        #[command(flatten)]
+        place: Place,
+        /// Which snapshot: a number, or -1 for the one before the current one.
+        #[arg(allow_hyphen_values = true)]
+        generation: GenerationName,
+        /// From the home's root [default: the home itself].
+        #[arg(default_value = "", hide_default_value = true)]
+        path: PathBuf,
+        /// Also when the agent's last step is not secured: what it changed then stays only on the runner's host.
+        #[arg(long)]
+        force: bool,
+    },
+    /// Give a snapshot to another agent, at once whatever its size: both share every byte.
+    Fork {
+        #[command(flatten)]
+        place: Place,
+        /// Name of the new agent, made like the home's own [default: its name with "(fork)"].
+        #[arg(long)]
+        name: Option<String>,
+        /// An agent that exists (id or name) gets it instead; with --store, a home of this name.
+        #[arg(long, value_name = "AGENT", conflicts_with = "name")]
+        to: Option<String>,
+        #[command(flatten)]
+        at: AtGeneration,
+        /// Also when the other agent's last step is not secured.
+        #[arg(long)]
+        force: bool,
+    },
+    /// Write a snapshot as a tar archive with everything that is kept.
+    Export {
+        #[command(flatten)]
+        place: Place,
+        /// A new file, or - for stdout.
+        #[arg(default_value = "-")]
+        file: PathBuf,
+        #[command(flatten)]
+        at: AtGeneration,
+    },
+    /// Make a tar archive, or a directory of the server's own machine, the current state of a home.
+    Import {
+        #[command(flatten)]
+        place: Place,
+        /// The archive (not compressed), - for stdin, or the directory; only read.
+        from: PathBuf,
+        /// Also when the agent's last step is not secured.
+        #[arg(long)]
+        force: bool,
+    },
+    /// Show where the bytes of a home are.
+    Usage {
+        #[command(flatten)]
+        place: Place,
+        /// Count at and below this directory [default: the home itself].
+        #[arg(default_value = "", hide_default_value = true)]
+        path: PathBuf,
+        /// Tell of directories so far down.
+        #[arg(long, default_value_t = 1)]
+        depth: usize,
+        /// Tell of so many of the largest directories and files.
+        #[arg(long, default_value_t = USAGE_PARTS_DEFAULT)]
+        parts: usize,
+        /// Also which stored bytes no other home needs; looks into all of them.
+        #[arg(long)]
+        shares: bool,
+        #[command(flatten)]
+        at: AtGeneration,
+    },
+    /// Show or set what is kept of a home and how large it may be.
+    Rules {
+        #[command(flatten)]
+        args: RulesArgs,
+    },
+}
+
+/// Which snapshot to look into.
+#[derive(Debug, Args)]
+pub(crate) struct AtGeneration {
+    /// Which snapshot: a number, `current`, or -1 for the one before.
+    #[arg(long, short = 'g', value_name = "GENERATION", default_value = "current", allow_hyphen_values = true)]
+    generation: GenerationName,
 }
 
 /// Which home in which store directory.
@@ -127,19 +262,46 @@ pub(crate) async fn run(global: &Global, command: &HomeCommand) -> anyhow::Resul
         HomeCommand::Umount { dir, state, discard } => {
             mounted::umount(global, dir, state.as_deref(), *discard)?;
         }
-        HomeCommand::Materialize { dir, place, generation, root } => {
-            return materialize(global, dir, place, *generation, *root);
+        HomeCommand::Materialize { dir, place, generation, root, replace } => {
+            return materialize(global, dir, place, (*generation, *root), *replace);
         }
-        HomeCommand::Import { home, dir } => {
-            let client = Client::new(global)?;
-            let current = client.get(&id_path("covey/homes", home)?).await?;
-            let store = local::ServerStore::of(&client)?;
-            let report = local::secured(&store.local()?, dir, home, None)?;
-            let imported = local::import(&client, &current, &report).await?;
-            output::value(global.json, &imported, |imported| {
-                format!("{} files are generation {}", report.files, imported["generation"])
-            })?;
+        HomeCommand::Log { place } => history::log(global, &Source::open(global, place).await?).await?,
+        HomeCommand::Ls { place, path, recursive, at } => {
+            let source = Source::open(global, place).await?;
+            history::ls(global, &source, at.generation, path, *recursive).await?;
         }
+        HomeCommand::Cat { place, path, at } => {
+            history::cat(&Source::open(global, place).await?, at.generation, path).await?;
+        }
+        HomeCommand::Diff { place, from, to, session, path, text } => {
+            let path = path.as_os_str().as_bytes().to_vec();
+            let compare = Compare { from: *from, to: *to, session: session.clone(), path, texts: *text };
+            history::diff(global, &Source::open(global, place).await?, &compare).await?;
+        }
+        HomeCommand::Restore { place, generation, path, force } => {
+            change::restore(global, &Source::open(global, place).await?, *generation, path, *force).await?;
+        }
+        HomeCommand::Fork { place, name, to, at, force } => {
+            let target = ForkTarget { name: name.as_deref(), to: to.as_deref(), force: *force };
+            change::fork(global, &Source::open(global, place).await?, at.generation, &target).await?;
+        }
+        HomeCommand::Export { place, file, at } => {
+            change::export(global, &Source::open(global, place).await?, at.generation, file).await?;
+        }
+        HomeCommand::Import { place, from, force } => {
+            change::import(global, &Source::open(global, place).await?, from, *force).await?;
+        }
+        HomeCommand::Usage { place, path, depth, parts, shares, at } => {
+            let count = Count {
+                generation: at.generation,
+                path: path.as_os_str().as_bytes().to_vec(),
+                depth: (*depth).clamp(1, USAGE_DEPTH_MAX),
+                parts: (*parts).min(USAGE_PARTS_MAX),
+                shares: *shares,
+            };
+            history::usage(global, &Source::open(global, place).await?, &count).await?;
+        }
+        HomeCommand::Rules { args } => rules::rules(global, args).await?,
     }
     Ok(ExitCode::Success)
 }
@@ -211,12 +373,15 @@ fn materialize(
     global: &Global,
     dir: &std::path::Path,
     place: &StorePlace,
-    generation: Option<u64>,
-    root: Option<RootHash>,
+    (generation, root): (Option<u64>, Option<RootHash>),
+    replace: bool,
 ) -> anyhow::Result<ExitCode> {
     let pointers = Pointers::open(&place.store, &place.org)?;
     let root = root_to_use(&pointers, place, generation, root)?;
     let local = local::LocalStore::open(&place.store, &place.org)?;
+    if !replace {
+        local.refuse_unknown(dir, &place.home)?;
+    }
     let (report, is_whole) = match local.materialize(dir, &place.home, root) {
         Ok(report) => (report, true),
         Err(error) => match incomplete(&error) {

@@ -10,6 +10,7 @@ use tempfile::TempDir;
 pub(crate) struct Place {
     dir: TempDir,
     url: Option<String>,
+    token: String,
 }
 
 /// What a run left.
@@ -23,7 +24,7 @@ pub(crate) struct Ended {
 impl Place {
     /// No server is known.
     pub(crate) fn alone() -> Self {
-        Self { dir: TempDir::new().unwrap(), url: None }
+        Self { dir: TempDir::new().unwrap(), url: None, token: super::fake_server::TOKEN.to_owned() }
     }
 
     /// `COVEY_URL` and `COVEY_TOKEN` lead to `url`.
@@ -43,6 +44,16 @@ impl Place {
         std::fs::write(data.join("client.json"), file.to_string()).unwrap();
     }
 
+    /// What `covey up` at `url` would have written for its clients.
+    pub(crate) fn know(&mut self, url: &str, token: &str, store: &Path, org: &str) {
+        (self.url, self.token) = (Some(url.to_owned()), token.to_owned());
+        std::fs::create_dir_all(store).unwrap();
+        let data = self.path().join(".local/share/covey");
+        std::fs::create_dir_all(&data).unwrap();
+        let file = serde_json::json!({ "url": url, "token": token, "store": store, "org": org });
+        std::fs::write(data.join("client.json"), file.to_string()).unwrap();
+    }
+
     pub(crate) fn path(&self) -> &Path {
         self.dir.path()
     }
@@ -52,7 +63,7 @@ impl Place {
         command.args(args).current_dir(self.path()).stdin(Stdio::null());
         command.env_clear().env("HOME", self.path()).env("PATH", "/usr/bin:/bin");
         if let Some(url) = &self.url {
-            command.env("COVEY_URL", url).env("COVEY_TOKEN", super::fake_server::TOKEN);
+            command.env("COVEY_URL", url).env("COVEY_TOKEN", &self.token);
         }
         command
     }

@@ -75,7 +75,10 @@ fn a_materialized_directory_is_what_was_secured_and_nothing_else() {
     let copy = place.path().join("copy");
     fs::create_dir(&copy).unwrap();
     fs::write(copy.join("left over"), "x").unwrap();
-    let report = place.json(&[&["home", "materialize", "copy", "--json"], &PLACE[..]].concat());
+    let refused = place.run(&[&["home", "materialize", "copy"], &PLACE[..]].concat());
+    assert!(refused.code == 5 && refused.stderr.contains("--replace"), "{refused:?}");
+    assert!(copy.join("left over").exists(), "what nobody asked for is not removed");
+    let report = place.json(&[&["home", "materialize", "copy", "--replace", "--json"], &PLACE[..]].concat());
     assert_eq!(report["root"], secured["root"]);
     assert!(!copy.join("left over").exists());
     assert_eq!(fs::read_link(copy.join("link")).unwrap(), Path::new("src/main.rs"));
@@ -84,6 +87,34 @@ fn a_materialized_directory_is_what_was_secured_and_nothing_else() {
     assert!(copy.join("src/empty").is_dir());
     let args = ["home", "secure", "copy", "--json", "--store", "store", "--org", "o", "--home", "other"];
     assert_eq!(place.json(&args)["root"], secured["root"]);
+}
+
+#[test]
+fn only_a_working_copy_of_the_home_is_materialized_over_without_asking() {
+    let place = Place::alone();
+    small_home(&place.path().join("dir"));
+    secure(&place, &[]);
+    let materialize = |dir: &str| place.run(&[&["home", "materialize", dir], &PLACE[..]].concat());
+    let copy = place.path().join("copy");
+    assert_eq!(materialize("copy").code, 0, "it is not there yet");
+    fs::write(copy.join("run"), "changed").unwrap();
+    assert_eq!(materialize("copy").code, 0, "an earlier materialize has left it");
+    assert_eq!(fs::read_to_string(copy.join("run")).unwrap(), "#!/bin/sh\n");
+    assert_eq!(materialize("dir").code, 0, "a secure has looked at it");
+    // Another directory under the same name.
+    fs::rename(&copy, place.path().join("moved")).unwrap();
+    fs::create_dir(&copy).unwrap();
+    assert_eq!(materialize("copy").code, 0, "it is empty");
+    fs::rename(&copy, place.path().join("moved again")).unwrap();
+    fs::create_dir(&copy).unwrap();
+    fs::write(copy.join("mine"), "x").unwrap();
+    assert_eq!(materialize("copy").code, 5);
+    // Of another home it is no working copy.
+    let other = ["home", "secure", "dir", "--json", "--store", "store", "--org", "o", "--home", "other"];
+    place.json(&other);
+    let over = place.run(&["home", "materialize", "moved", "--store", "store", "--org", "o", "--home", "other"]);
+    assert_eq!(over.code, 5, "{over:?}");
+    assert!(copy.join("mine").exists() && place.path().join("moved/run").exists());
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! The `covey` binary from outside: text, JSON, exit codes; one file per command.
 //!
 //! Hermetic: every command runs with an empty environment, in an empty directory, against a fake server in
-//! this process that keeps state and speaks HTTP on a loopback port.
+//! this process that keeps state and speaks HTTP on a loopback port, or where no agent has to run, the real one.
 
 #[cfg(test)]
 mod agent;
@@ -21,6 +21,10 @@ mod environment;
 mod fake_server;
 #[cfg(test)]
 mod home;
+#[cfg(test)]
+mod home_history;
+#[cfg(test)]
+mod real_server;
 #[cfg(test)]
 mod run;
 #[cfg(test)]

@@ -66,7 +66,7 @@ impl Live {
 
 /// See the module's first lines.
 #[derive(Debug)]
-pub(super) struct Marker<'a> {
+pub(crate) struct Marker<'a> {
     store: &'a dyn BlockStore,
     live: Live,
     roots: HashSet<RootHash>,
@@ -74,11 +74,11 @@ pub(super) struct Marker<'a> {
 }
 
 impl<'a> Marker<'a> {
-    pub(super) fn new(store: &'a dyn BlockStore) -> Self {
+    pub(crate) fn new(store: &'a dyn BlockStore) -> Self {
         Self { store, live: Live::default(), roots: HashSet::new(), listings: HashSet::new() }
     }
 
-    pub(super) fn is_live(&self, hash: &BlockHash) -> bool {
+    pub(crate) fn is_live(&self, hash: &BlockHash) -> bool {
         self.live.is_live(hash)
     }
 
@@ -88,7 +88,7 @@ impl<'a> Marker<'a> {
     }
 
     /// Marks what these roots name; what was marked before is not read again. `go_on` is asked between objects.
-    pub(super) fn mark(
+    pub(crate) fn mark(
         &mut self,
         roots: &[RootHash],
         go_on: &dyn Fn() -> Result<(), CollectError>,

@@ -58,6 +58,20 @@ pub fn diff(
     walk.pair(Vec::new(), Some(old), Some(new))
 }
 
+/// As [`diff`] from the home before its first snapshot: everything in `new` is added.
+///
+/// # Errors
+/// [`ViewError`].
+pub fn diff_from_nothing(
+    store: &dyn BlockStore,
+    new: &RootHash,
+    each: &mut dyn FnMut(Change) -> ControlFlow<()>,
+) -> Result<(), ViewError> {
+    let new = Snapshot::open(store, new)?.top();
+    let mut walk = Walk { store, each, is_over: false };
+    walk.pair(Vec::new(), None, Some(new))
+}
+
 struct Walk<'a> {
     store: &'a dyn BlockStore,
     each: &'a mut dyn FnMut(Change) -> ControlFlow<()>,

@@ -69,6 +69,44 @@ impl<'a> FileReader<'a> {
         self.size
     }
 
+    /// Goes on at `offset`, which must not lie before what was read; blocks in between are not fetched.
+    ///
+    /// # Errors
+    /// As reading: the block that holds `offset` is fetched. [`io::ErrorKind::InvalidInput`] for an offset that was
+    /// passed or lies beyond the end.
+    pub fn skip_to(&mut self, offset: u64) -> io::Result<()> {
+        if offset < self.at || offset > self.size {
+            let problem = "an offset that was passed, or beyond the end";
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, problem));
+        }
+        loop {
+            if self.extent.is_none() {
+                self.extent = self.extents.next();
+            }
+            if let Some(extent) = self.extent {
+                let passed = offset.saturating_sub(extent.start).min(extent.len);
+                self.taken += passed as usize;
+                let left = Extent { start: extent.start + passed, len: extent.len - passed };
+                self.extent = (left.len > 0).then_some(left);
+                if left.len > 0 {
+                    break;
+                }
+                continue;
+            }
+            let ends_before = |window: &Window| window.extents.last().is_none_or(|last| last.end() <= offset);
+            while self.windows.as_slice().first().is_some_and(ends_before) {
+                self.windows.next();
+            }
+            let first = self.windows.as_slice().first().and_then(|window| window.extents.first());
+            if first.is_none_or(|first| first.start >= offset) {
+                break;
+            }
+            self.data()?;
+        }
+        self.at = offset;
+        Ok(())
+    }
+
     /// Passes over `len` bytes that are known to be a hole.
     pub(crate) fn skip_hole(&mut self, len: u64) -> io::Result<()> {
         let hole = self.data()?.map_or(self.size, |extent| extent.start) - self.at;

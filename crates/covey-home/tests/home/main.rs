@@ -16,6 +16,7 @@ mod in_place;
 mod interleave;
 mod kept;
 mod kill;
+mod look;
 mod matrix;
 mod odd;
 mod odd_tree;

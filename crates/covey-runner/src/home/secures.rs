@@ -137,7 +137,10 @@ impl Home {
             }
             Ok(report) => {
                 self.dropped_in_a_row = 0;
-                self.secure_again = None;
+                // The answer decides: a refusal makes the next pause longer, whatever the secure itself did.
+                if let Some((at, _)) = &mut self.secure_again {
+                    *at = Instant::now() + SECURE_AGAIN_PAUSE_MAX;
+                }
                 self.offer(report, end.kind, end.step).await;
             }
             Err(error) => self.secure_failed(error.fault(), error.to_string()).await,
@@ -173,6 +176,7 @@ impl Home {
             bytes: ByteCount(report.bytes),
             stored_bytes_new: ByteCount(report.stored_bytes_new),
             elapsed_ms: report.elapsed_ms,
+            epoch: report.epoch,
         };
         self.offered = Some(publish.clone());
         self.send(publish).await;
@@ -187,6 +191,7 @@ impl Home {
         self.offered = None;
         match outcome {
             PublishOutcome::Published { generation } => {
+                self.secure_again = None;
                 if let Some(mark) = &mut self.mark {
                     mark.generation = generation;
                     mark.root = Some(root);
@@ -201,7 +206,18 @@ impl Home {
                 // Somebody else has the home, or it moved on: nothing of ours may be laid over it. The copy
                 // stays and is set aside by the next wake, whose generation it does not carry.
                 tracing::warn!(home = %self.home, reason, "the server refuses the snapshot");
+                self.secure_again = None;
                 self.destroy().await;
+            }
+            PublishOutcome::OverQuota { reason } => {
+                // The server has told the session. The copy stays as it is; what is deleted from it, or a raised limit,
+                // lets a later attempt through.
+                self.secure_later(&reason);
+            }
+            PublishOutcome::Collected { floor } => {
+                // What the offer relied on may be gone; this time it is uploaded. The stat cache saves the reading.
+                tracing::info!(home = %self.home, floor, "a garbage collection passed; the home is secured again");
+                self.secure_after_answer = true;
             }
         }
         if std::mem::take(&mut self.secure_after_answer) {
@@ -230,12 +246,17 @@ impl Home {
         }
     }
 
-    async fn secure_failed(&mut self, fault: Fault, detail: String) {
+    /// Lets the next attempt come by itself, a while after the last one.
+    fn secure_later(&mut self, why: &str) {
         let pause = self
             .secure_again
             .map_or(SECURE_AGAIN_PAUSE, |(_, pause)| (pause * 2).min(SECURE_AGAIN_PAUSE_MAX));
         self.secure_again = Some((Instant::now() + pause, pause));
-        tracing::warn!(home = %self.home, detail, pause_s = pause.as_secs(), "the home is not secured; it is tried again");
+        tracing::warn!(home = %self.home, why, pause_s = pause.as_secs(), "the home is not secured; it is tried again");
+    }
+
+    async fn secure_failed(&mut self, fault: Fault, detail: String) {
+        self.secure_later(&detail);
         self.send(RunnerToServer::SecureFailed { home: self.home, fault, detail }).await;
     }
 }

@@ -296,6 +296,21 @@ pub fn list_public(
     Ok(events)
 }
 
+/// The newest record of one of these kinds.
+///
+/// # Errors
+/// When the database refuses or the record is damaged.
+pub(super) fn last_of(read: &Read<'_>, org: OrgId, session: SessionId, kinds: &[&str]) -> Result<Option<Record>> {
+    let sql = format!(
+        "SELECT {COLUMNS} FROM journal
+         WHERE org = ?1 AND session = ?2 AND instr(?3, ',' || kind || ',') > 0 ORDER BY seq DESC LIMIT 1"
+    );
+    let mut statement = read.conn.prepare_cached(&sql)?;
+    let kinds = format!(",{},", kinds.join(","));
+    let mut rows = statement.query((org.to_string(), session.to_string(), kinds))?;
+    rows.next()?.map(record_of).transpose()
+}
+
 /// Position of a public event, for `Last-Event-ID`; none when the session has no such event.
 ///
 /// # Errors

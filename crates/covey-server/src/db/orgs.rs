@@ -45,3 +45,27 @@ pub fn by_name(read: &Read<'_>, name: &str) -> Result<Option<OrgId>> {
         .optional()?;
     id.map(|id| parsed("org", &id)).transpose()
 }
+
+/// The least epoch that a publish may come from: everything that an earlier upload relied on may have been collected.
+///
+/// # Errors
+/// [`super::DbError::NotFound`].
+pub fn collect_floor(read: &Read<'_>, org: OrgId) -> Result<u64> {
+    let floor: Option<i64> = read
+        .conn
+        .prepare_cached("SELECT collect_floor FROM org WHERE id = ?1")?
+        .query_row([org.to_string()], |row| row.get(0))
+        .optional()?;
+    floor.map(|floor| floor as u64).ok_or_else(|| super::DbError::not_found("org", org))
+}
+
+/// Refuses publishes from epochs below `floor` from now on; a floor never falls.
+///
+/// # Errors
+/// When the database refuses.
+pub fn raise_collect_floor(tx: &Tx<'_>, org: OrgId, floor: u64) -> Result<()> {
+    tx.conn
+        .prepare_cached("UPDATE org SET collect_floor = max(collect_floor, ?2) WHERE id = ?1")?
+        .execute((org.to_string(), i64::try_from(floor).unwrap_or(i64::MAX)))?;
+    Ok(())
+}

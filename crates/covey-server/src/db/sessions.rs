@@ -2,10 +2,11 @@
 //! transaction that appends; the epoch by [`claim`] only.
 
 use covey_harness::record::ModelUsage;
-use covey_types::{AgentId, EnvironmentId, HomeId, OrgId, SessionId, SessionStatus, Timestamp};
+use covey_types::{AgentId, EnvironmentId, Generation, HomeId, OrgId, SessionId, SessionStatus, Timestamp};
 use rusqlite::Row;
 use serde_json::Value;
 
+use super::homes::Unsecured;
 use super::{DbError, Page, Read, Result, Tx, agents, environments, parsed, parsed_json, to_json};
 
 /// A session.
@@ -43,6 +44,8 @@ pub struct Session {
     pub updated_at: Timestamp,
     /// When it was archived.
     pub archived_at: Option<Timestamp>,
+    /// Set while it holds its home's lease, or held it last, and what was done there last could not be published.
+    pub unsecured: Option<Unsecured>,
 }
 
 /// What a new session is made of.
@@ -85,7 +88,11 @@ pub struct SessionFilter {
 const COLUMNS: &str =
     "id, agent, agent_version, agent_snapshot, environment, home, status, epoch, head, title,
      metadata, extra, input_tokens, output_tokens, cache_read_input_tokens, cache_creation_input_tokens,
-     created_at, updated_at, archived_at";
+     created_at, updated_at, archived_at,
+     (SELECT unsecured_at FROM home WHERE home.org = session.org AND home.id = session.home
+                                          AND home.lease_session = session.id),
+     (SELECT unsecured_reason FROM home WHERE home.org = session.org AND home.id = session.home
+                                              AND home.lease_session = session.id)";
 
 fn status_of(text: &str) -> Result<SessionStatus> {
     SessionStatus::ALL
@@ -117,6 +124,7 @@ fn session_of(row: &Row<'_>) -> Result<Session> {
         created_at: Timestamp::from_unix_ms(row.get(16)?),
         updated_at: Timestamp::from_unix_ms(row.get(17)?),
         archived_at: row.get::<_, Option<i64>>(18)?.map(Timestamp::from_unix_ms),
+        unsecured: Unsecured::of(row.get(19)?, row.get(20)?),
     })
 }
 
@@ -293,6 +301,27 @@ pub fn claim(tx: &Tx<'_>, org: OrgId, id: SessionId) -> Result<Session> {
         .prepare_cached("UPDATE session SET epoch = epoch + 1 WHERE org = ?1 AND id = ?2")?
         .execute((org.to_string(), id.to_string()))?;
     get(tx, org, id)
+}
+
+/// Where the session found its home, and what it left there last; none for what it has not come to.
+///
+/// # Errors
+/// [`DbError::NotFound`].
+pub fn home_span(
+    read: &Read<'_>,
+    org: OrgId,
+    id: SessionId,
+) -> Result<(HomeId, Option<Generation>, Option<Generation>)> {
+    let mut statement = read.conn.prepare_cached(
+        "SELECT home, home_base, (SELECT max(generation) FROM snapshot
+                                  WHERE snapshot.org = session.org AND snapshot.home = session.home
+                                        AND snapshot.session = session.id)
+         FROM session WHERE org = ?1 AND id = ?2",
+    )?;
+    let mut rows = statement.query((org.to_string(), id.to_string()))?;
+    let Some(row) = rows.next()? else { return Err(DbError::not_found("session", id)) };
+    let generation = |at| -> Result<_> { Ok(row.get::<_, Option<i64>>(at)?.map(|n| Generation(n as u64))) };
+    Ok((parsed("session's home", &row.get::<_, String>(0)?)?, generation(1)?, generation(2)?))
 }
 
 /// Sessions that need a driver: a turn is open, or a user event waits. With `only`, just that one.

@@ -4,10 +4,13 @@ use covey_harness::record::Body;
 use covey_types::{FencingToken, Generation, OrgId, RootHash, RunnerId, SessionId, SnapshotKind};
 use serde_json::json;
 
-use super::homes::{Claim, Publish};
+use super::homes::Claim;
 use super::journal::UserEvent;
 use super::sessions::NewSession;
+use super::snapshots::{Origin, Publish, Published, Replacement};
 use super::*;
+
+mod history;
 
 struct Fixture {
     _dir: tempfile::TempDir,
@@ -162,6 +165,7 @@ fn offer(token: FencingToken, base: u64, of: &[u8]) -> Publish {
         step: None,
         files: 1,
         bytes: 2,
+        epoch: 0,
     }
 }
 
@@ -179,15 +183,31 @@ impl Fixture {
         }
     }
 
-    async fn publish(&self, publish: Publish) -> Result<Generation> {
+    async fn offer(&self, publish: Publish) -> Result<Published> {
         let (org, home) = (self.org, self.session.home);
-        self.db.write("publish", move |tx| homes::publish(tx, org, home, &publish)).await
+        self.db.write("publish", move |tx| snapshots::publish(tx, org, home, &publish)).await
+    }
+
+    async fn publish(&self, publish: Publish) -> Result<Generation> {
+        self.offer(publish).await.map(|published| match published {
+            Published::Current(generation) => generation,
+            other => panic!("{other:?}"),
+        })
     }
 
     async fn import(&self, base: u64) -> Result<Generation> {
         let (org, home) = (self.org, self.session.home);
-        let root = RootHash::of(b"9");
-        self.db.write("import", move |tx| homes::import(tx, org, home, Generation(base), root, 0, 0)).await
+        let with = Replacement {
+            base: Generation(base),
+            root: RootHash::of(b"9"),
+            files: 0,
+            bytes: 0,
+            epoch: Some(0),
+            origin: Origin::Imported,
+            from: None,
+            over_unsecured: false,
+        };
+        self.db.write("import", move |tx| snapshots::replace(tx, org, home, &with)).await
     }
 }
 
@@ -216,7 +236,7 @@ async fn publish_checks_token_and_base_and_moves_the_pointer_with_the_journal() 
         .filter_map(|r| if let Body::HomeSecured { changed, .. } = r.body { Some(changed) } else { None })
         .collect();
     assert_eq!(secured, [true, false, true]);
-    let rows = f.db.read("s", move |read| homes::snapshots(read, org, home, None, 10)).await.unwrap();
+    let rows = f.db.read("s", move |read| snapshots::list(read, org, home, None, 10)).await.unwrap();
     assert_eq!(rows.iter().map(|s| s.snapshot.generation.0).collect::<Vec<_>>(), [3, 2, 1]);
 }
 

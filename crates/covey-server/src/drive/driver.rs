@@ -25,8 +25,8 @@ use tokio_util::sync::CancellationToken;
 use super::live::Delta;
 use super::wake::{self, Changes, Held, Woken};
 use super::{Context, facts, wait_until};
-use crate::db::homes::Publish;
-use crate::db::{self, DbError, journal, sessions};
+use crate::db::snapshots::Publish;
+use crate::db::{self, DbError, homes, journal, sessions};
 use crate::link::Outbox;
 use crate::model::{ModelAnswer, ModelDelta, ModelFailure, ModelRequest};
 
@@ -464,8 +464,8 @@ impl Driver<'_> {
                 };
                 self.append(bodies).await
             }
-            M::Publish { token, base, root, kind, step, files, bytes, .. } => {
-                let offer = Publish { token, base, root, kind, step, files, bytes: bytes.0 };
+            M::Publish { token, base, root, kind, step, files, bytes, epoch, .. } => {
+                let offer = Publish { token, base, root, kind, step, files, bytes: bytes.0, epoch };
                 self.publish(offer).await
             }
             M::SecureFailed { fault, detail, .. } => self.note_secure_failed(fault, detail).await,
@@ -502,6 +502,11 @@ impl Driver<'_> {
     }
 
     async fn note_secure_failed(&mut self, fault: Fault, detail: String) -> Result<(), DriveError> {
+        let (org, home, reason) = (self.org, self.home, detail.clone());
+        self.context
+            .db
+            .write("home unsecured", move |tx| homes::mark_unsecured(tx, org, home, &reason))
+            .await?;
         self.append(vec![Body::HomeSecureFailed { fault, detail }]).await
     }
 }

@@ -6,10 +6,14 @@
 use axum::Json;
 use axum::http::{HeaderName, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
+use covey_home::EditError;
+use covey_home::view::ViewError;
 use covey_types::Fault;
 use covey_wire::api::{ErrorBody, ErrorDetail};
 
 use crate::db::DbError;
+use crate::history::OpenFileError;
+use crate::stores::StoresError;
 
 /// Set on every answer; the SDKs show it in their errors.
 pub(super) const REQUEST_ID: HeaderName = HeaderName::from_static("request-id");
@@ -44,6 +48,21 @@ impl ApiError {
         Self { status, kind, message: message.into(), retry_after_s }
     }
 
+    /// What looking into a home failed with, its causes in one sentence. A block that is missing in the store is
+    /// damage to whoever asked for a file, not a wrong question.
+    pub(super) fn of(fault: Fault, error: &dyn std::error::Error) -> Self {
+        let mut message = error.to_string();
+        let mut cause = error.source();
+        while let Some(error) = cause {
+            let text = error.to_string();
+            if !message.contains(&text) {
+                message = format!("{message}: {text}");
+            }
+            cause = error.source();
+        }
+        Self::new(fault, message)
+    }
+
     pub(super) fn message(&self) -> &str {
         &self.message
     }
@@ -71,12 +90,55 @@ impl ApiError {
         Self::new(Fault::TooLarge, format!("the request body exceeds {limit} bytes"))
     }
 
+    pub(super) fn beyond_the_end(size: u64) -> Self {
+        Self {
+            status: StatusCode::RANGE_NOT_SATISFIABLE,
+            kind: "invalid_request_error",
+            message: format!("the range begins beyond the end of the file, which has {size} bytes"),
+            retry_after_s: None,
+        }
+    }
+
     pub(super) fn method_not_allowed(method: &str, path: &str) -> Self {
         Self {
             status: StatusCode::METHOD_NOT_ALLOWED,
             kind: "invalid_request_error",
             message: format!("{method} is not possible on {path}; see docs/api.md for the routes"),
             retry_after_s: None,
+        }
+    }
+}
+
+impl From<StoresError> for ApiError {
+    fn from(error: StoresError) -> Self {
+        Self::of(error.fault(), &error)
+    }
+}
+
+impl From<ViewError> for ApiError {
+    fn from(error: ViewError) -> Self {
+        let fault = match (&error, error.fault()) {
+            (ViewError::Object { .. }, Fault::NotFound) => Fault::Corrupt,
+            (_, fault) => fault,
+        };
+        Self::of(fault, &error)
+    }
+}
+
+impl From<OpenFileError> for ApiError {
+    fn from(error: OpenFileError) -> Self {
+        match error {
+            OpenFileError::View(error) => error.into(),
+            other => Self::of(other.fault(), &other),
+        }
+    }
+}
+
+impl From<EditError> for ApiError {
+    fn from(error: EditError) -> Self {
+        match error {
+            EditError::View(error) => error.into(),
+            other => Self::of(other.fault(), &other),
         }
     }
 }

@@ -287,6 +287,7 @@ fn shown(session: sessions::Session) -> api::Session {
         updated_at: session.updated_at.to_string(),
         archived_at: session.archived_at.as_ref().map(Timestamp::to_string),
         covey_home_id: Some(session.home.to_string()),
+        covey_unsecured: session.unsecured.as_ref().map(super::homes::unsecured),
         title: session.title,
     }
 }

@@ -14,8 +14,8 @@ use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
 use super::{Connected, Links, OUTBOX_MAX, Outbox};
-use crate::db::homes::Publish;
-use crate::db::{DbError, homes, journal, runners, tokens};
+use crate::db::snapshots::{Publish, Published};
+use crate::db::{DbError, homes, journal, runners, snapshots, tokens};
 
 /// How often each side says that it is still here.
 pub const HEARTBEAT: Duration = Duration::from_secs(5);
@@ -24,6 +24,8 @@ const SILENCE_MAX: Duration = Duration::from_secs(15);
 /// Time for the first message.
 const HELLO_WAIT: Duration = Duration::from_secs(10);
 const READ_BYTES: usize = 64 * 1024;
+/// The version of the link from which on a runner understands why else a publish was not accepted.
+const QUOTA_SINCE: u32 = 2;
 
 /// How a runner shows that it may connect.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -164,7 +166,7 @@ where
         inner.next_number += 1;
         inner.next_number
     };
-    let outbox = Outbox { runner, number, queue, stop: CancellationToken::new() };
+    let outbox = Outbox { runner, version, number, queue, stop: CancellationToken::new() };
     let homes = homes.into_iter().map(|presence| (presence.home, presence)).collect();
     Ok((Connected { org, outbox, homes }, taken))
 }
@@ -303,8 +305,8 @@ pub(crate) async fn answer_undriven(
     message: RunnerToServer,
 ) -> Result<(), DbError> {
     match message {
-        RunnerToServer::Publish { token, base, root, kind, step, files, bytes, .. } => {
-            let offer = Publish { token, base, root, kind, step, files, bytes: bytes.0 };
+        RunnerToServer::Publish { token, base, root, kind, step, files, bytes, epoch, .. } => {
+            let offer = Publish { token, base, root, kind, step, files, bytes: bytes.0, epoch };
             publish(links, outbox, home, offer).await
         }
         RunnerToServer::SecureFailed { fault, detail, .. } => {
@@ -348,11 +350,18 @@ pub(crate) async fn publish(
         .db
         .write("publish", move |tx| {
             let org = homes::org_of(tx, home)?;
-            homes::publish(tx, org, home, &offer)
+            snapshots::publish(tx, org, home, &offer)
         })
         .await;
     let outcome = match published {
-        Ok(generation) => PublishOutcome::Published { generation },
+        Ok(Published::Current(generation)) => PublishOutcome::Published { generation },
+        Ok(Published::OverQuota(reason)) if outbox.version() >= QUOTA_SINCE => PublishOutcome::OverQuota { reason },
+        Ok(Published::Collected { floor }) if outbox.version() >= QUOTA_SINCE => PublishOutcome::Collected { floor },
+        // A runner that knows neither answer gives the working copy up: it is set aside, not lost.
+        Ok(Published::OverQuota(reason)) => PublishOutcome::Refused { reason },
+        Ok(Published::Collected { .. }) => {
+            PublishOutcome::Refused { reason: "a garbage collection has passed; upgrade the runner".to_owned() }
+        }
         Err(e @ (DbError::Fenced { .. } | DbError::Conflict(_) | DbError::NotFound { .. })) => {
             PublishOutcome::Refused { reason: e.to_string() }
         }
@@ -484,6 +493,7 @@ mod tests {
                 bytes: covey_types::ByteCount(0),
                 stored_bytes_new: covey_types::ByteCount(0),
                 elapsed_ms: 0,
+                epoch: 0,
             };
             say(&mut ours, &publish).await;
             let answer = loop {

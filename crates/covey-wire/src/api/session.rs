@@ -46,6 +46,9 @@ pub struct Session {
     /// Covey's own: the home that the session works in, `home_…`.
     #[serde(default)]
     pub covey_home_id: Option<String>,
+    /// Covey's own: set while what this session did last in its home could not be published.
+    #[serde(default)]
+    pub covey_unsecured: Option<super::history::Unsecured>,
 }
 
 /// The agent as a session keeps it.

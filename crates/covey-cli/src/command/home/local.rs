@@ -97,11 +97,17 @@ impl LocalStore {
         .with_context(|| format!("securing {}", dir.display()))?;
         drop(progress);
         report_to_people(&report);
+        self.know(dir, home)?;
         Ok(report)
     }
 
     /// The org's blocks.
     pub(crate) fn blocks(&self) -> &dyn BlockStore {
+        &self.store
+    }
+
+    /// The packs that they lie in.
+    pub(crate) const fn packs(&self) -> &PackStore {
         &self.store
     }
 
@@ -135,7 +141,36 @@ impl LocalStore {
         for warning in &report.warnings {
             eprintln!("warning: {}", one_line(warning));
         }
+        self.know(dir, home)?;
         Ok(report)
+    }
+
+    /// Notes beside the stat cache that this very directory is a working copy of the home.
+    fn know(&self, dir: &Path, home: &str) -> anyhow::Result<()> {
+        let path = self.stat_cache(dir, home)?.with_extension("dir");
+        let text = identity(dir).with_context(|| format!("{}", dir.display()))?;
+        std::fs::write(&path, text).with_context(|| format!("{}", path.display()))
+    }
+
+    /// Refuses a directory that holds something and is no working copy that an earlier secure or materialize of this
+    /// home has left: materializing would remove what is in it.
+    pub(crate) fn refuse_unknown(&self, dir: &Path, home: &str) -> anyhow::Result<()> {
+        let is_empty = match std::fs::read_dir(dir) {
+            Ok(mut names) => names.next().is_none(),
+            // What is missing is made; what else is wrong with it is said by who uses it.
+            Err(_) => true,
+        };
+        let path = self.stat_cache(dir, home)?.with_extension("dir");
+        let known = std::fs::read_to_string(path).ok();
+        if is_empty || known.is_some_and(|known| identity(dir).is_ok_and(|now| now == known)) {
+            return Ok(());
+        }
+        let text = format!(
+            "{} is not empty, and no earlier `secure` or `materialize` of `{home}` has left it: what is in it would \
+             be removed; choose another directory, or give --replace",
+            dir.display()
+        );
+        Err(Refusal::new(Fault::Conflict, text).into())
     }
 
     /// The state that the directory was last known to have, from [`LocalStore::remember`].
@@ -164,6 +199,12 @@ impl LocalStore {
         let name = BlockHash::of(absolute.as_os_str().as_bytes()).to_string();
         Ok(place.join(&name[..32]))
     }
+}
+
+/// Which directory this is, whatever its name: another one in its place has another inode.
+fn identity(dir: &Path) -> std::io::Result<String> {
+    let metadata = std::fs::metadata(dir)?;
+    Ok(format!("{}:{}\n", metadata.dev(), metadata.ino()))
 }
 
 /// Says what a secure left out or could not do.
@@ -235,7 +276,7 @@ pub(crate) async fn import(client: &Client, current: &Value, report: &SecureRepo
     let id = current["id"].as_str().context("the server sent a home without id")?;
     let body = json!({
         "root": report.root, "base_generation": current["generation"],
-        "files": report.files, "bytes": report.bytes,
+        "files": report.files, "bytes": report.bytes, "epoch": report.epoch,
     });
     Ok(client.post(&format!("{}/import", id_path("covey/homes", id)?), &body).await?)
 }
