@@ -12,7 +12,7 @@ mod usage;
 
 pub use diff::{DiffRequest, diff};
 pub use file::{OpenFileError, open_file};
-pub use path::{PathCursor, PathText, base64_of, path_of};
+pub use path::{InvalidCursor, PathCursor, PathText, base64_of, path_of};
 pub use tree::{TreeRequest, tree};
 pub use usage::{UsageRequest, usage};
 

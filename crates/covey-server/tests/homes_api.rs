@@ -415,7 +415,7 @@ async fn rules_are_set_one_by_one_and_a_slip_of_the_pen_is_refused() {
     let report = world.secure();
     let body = json!({"root": report.root, "epoch": report.epoch});
     let (status, message) = world.refused(Method::POST, "import", body).await;
-    assert!(status == 409 && message.contains("files of at most 3"), "{status} {message}");
+    assert!(status == 413 && message.contains("files of at most 3"), "{status} {message}");
 }
 
 #[tokio::test]

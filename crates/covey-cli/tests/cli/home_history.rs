@@ -215,7 +215,7 @@ fn rules_are_shown_with_where_they_come_from_and_hold() {
     assert!(text.contains("1.0 KiB") && text.contains("3, from the org") && text.contains("1w"), "{text}");
     fs::write(world.place.path().join("dir/large"), vec![7; 2000]).unwrap();
     let refused = world.place.run(&["home", "import", "one", "dir"]);
-    assert_eq!(refused.code, 5, "{refused:?}");
+    assert_eq!(refused.code, 2, "{refused:?}");
     assert!(refused.stderr.contains("of at most 1.0 KiB"), "{refused:?}");
     world.json("rules", &["--bytes-max", "none"]);
     assert_eq!(world.place.json(&["home", "import", "one", "dir", "--json"])["generation"], 3);

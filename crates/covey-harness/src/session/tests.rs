@@ -396,6 +396,33 @@ fn a_sandbox_that_does_not_start_is_tried_again_and_then_said() {
 }
 
 #[test]
+fn a_home_that_was_replaced_is_told_to_the_model_with_the_next_message_and_opens_no_turn() {
+    let mut w = World::new();
+    w.say("x");
+    w.answers(calls(&["a"]), "tool_use");
+    w.wakes(7);
+    let step = w.dispatched()[0];
+    w.finishes(step, "ok");
+    w.answers(vec![json!({"type": "text", "text": "done"})], "end_turn");
+    w.settle();
+    assert_eq!(w.session.status(), SessionStatus::Idle);
+    w.append(vec![Body::HomeReplaced {
+        generation: Generation(5),
+        root: RootHash::of(b"1"),
+        origin: HomeOrigin::Restored,
+        from_generation: Some(Generation(2)),
+    }]);
+    w.settle();
+    assert_eq!(w.session.status(), SessionStatus::Idle, "nobody asked the agent to do anything");
+    assert_eq!(w.session.unsecured().count(), 0);
+    w.say("go on");
+    w.settle_to_model();
+    let request = serde_json::to_string(&w.session.request()).unwrap();
+    assert!(request.contains("put back") && request.contains("generation 2") && request.contains("generation 5"));
+    assert!(request.find("put back").unwrap() < request.find("go on").unwrap(), "in the order of events");
+}
+
+#[test]
 fn a_home_that_went_back_names_the_calls_whose_files_it_lacks() {
     let mut w = World::new();
     w.say("x");

@@ -237,6 +237,56 @@ async fn every_step_border_is_offered_as_a_snapshot_until_it_is_answered() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_home_that_is_too_large_stays_as_it_is_and_is_offered_again() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut world = World::start(dir.path(), &witness(vec![])).await;
+    let (sandbox, ..) = world.wake(0, None).await;
+    world.run(sandbox, step(1)).await;
+    let (_, first, ..) = world.offer().await;
+    let outcome = PublishOutcome::OverQuota { reason: "too large".to_owned() };
+    world.send(ServerToRunner::PublishAnswer { home: world.home, root: first, outcome }).await;
+    // The same sandbox takes the next call: nothing was given up.
+    world.run(sandbox, step(2)).await;
+    let (base, second, _, of) = world.offer().await;
+    assert_eq!((base, of), (Generation(0), Some(step(2))));
+    assert_ne!(second, first);
+    world.answer(second, 1).await;
+    assert_eq!(witness_lines(dir.path(), world.home), 2);
+    world.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_home_that_was_secured_before_a_collection_is_secured_again_at_once() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut world = World::start(dir.path(), &witness(vec![])).await;
+    let (sandbox, ..) = world.wake(0, None).await;
+    world.run(sandbox, step(1)).await;
+    let (_, first, ..) = world.offer().await;
+    // The collection condemns everything that the store has, and nobody names what was just offered.
+    let org = OrgId::from_uuid(Uuid::nil()).to_string();
+    let store = PackStore::open_directory(&dir.path().join("store"), &org).unwrap();
+    let pointers = covey_home::Pointers::open(&dir.path().join("store"), &org).unwrap();
+    let options = covey_home::CollectOptions::default();
+    let cancel = std::sync::atomic::AtomicBool::new(false);
+    let report = covey_home::collect(&store, &pointers, &options, &cancel, &covey_home::NoProgress).unwrap();
+    assert!(report.packs_removed > 0, "{report:?}");
+    let outcome = PublishOutcome::Collected { floor: 1 };
+    world.send(ServerToRunner::PublishAnswer { home: world.home, root: first, outcome }).await;
+    // No step and no request: the runner does it by itself, and uploads what is gone.
+    let (root, epoch) = world
+        .until(|message| match message {
+            RunnerToServer::Publish { root, epoch, .. } => Some((root, epoch)),
+            RunnerToServer::SecureFailed { detail, .. } => panic!("{detail}"),
+            _ => None,
+        })
+        .await;
+    assert_eq!((root, epoch), (first, 1));
+    let verified = covey_home::verify(&store, &root).unwrap();
+    assert_eq!(verified.problems, Vec::<String>::new());
+    world.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_sandbox_that_dies_in_a_call_costs_that_call_and_nothing_of_the_home() {
     let dir = tempfile::tempdir().unwrap();
     let mut world = World::start(dir.path(), &witness(vec![step(2)])).await;

@@ -263,10 +263,10 @@ fn note_over_quota(tx: &Tx<'_>, org: OrgId, home: &Home, reason: &str) -> Result
     let Some(session) = home.lease_session else { return Ok(()) };
     let last = journal::last_of(tx, org, session, &["home.secured", "home.secure_failed"])?;
     let is_known = last.is_some_and(|record| {
-        matches!(record.body, Body::HomeSecureFailed { fault: Fault::Limit, .. })
+        matches!(record.body, Body::HomeSecureFailed { fault: Fault::TooLarge, .. })
     });
     if !is_known {
-        let failed = Body::HomeSecureFailed { fault: Fault::Limit, detail: reason.to_owned() };
+        let failed = Body::HomeSecureFailed { fault: Fault::TooLarge, detail: reason.to_owned() };
         journal::append_fenced_elsewhere(tx, org, session, failed)?;
     }
     Ok(())
@@ -362,8 +362,8 @@ pub struct Replacement {
 /// earlier holders are refused from then on. Sessions that have worked in the home and are not archived are told.
 ///
 /// # Errors
-/// [`DbError::NotFound`]; [`DbError::Conflict`] when the lease is held, `base` is not current, a collection has
-/// passed since the upload began, or the home may not be so large.
+/// [`DbError::NotFound`]; [`DbError::Conflict`] when the lease is held, `base` is not current, or a collection has
+/// passed since the upload began; [`DbError::TooLarge`] when the home may not be so large.
 pub fn replace(tx: &Tx<'_>, org: OrgId, id: HomeId, with: &Replacement) -> Result<Generation> {
     let home = get(tx, org, id)?;
     if home.lease_held {
@@ -399,7 +399,7 @@ pub fn replace(tx: &Tx<'_>, org: OrgId, id: HomeId, with: &Replacement) -> Resul
     }
     let loads = rules::loads(tx, org, &home, with.files, with.bytes)?;
     if let Some(load) = loads.iter().find(|load| load.is_refused()) {
-        return Err(DbError::Conflict(load.reason(id)));
+        return Err(DbError::TooLarge(load.reason(id)));
     }
     let (token, generation) = (home.lease_token.next(), home.generation.next());
     tx.conn

@@ -60,12 +60,17 @@ impl fmt::Display for PathCursor {
     }
 }
 
+/// A text that is no end of a page.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("it is no end of a page")]
+pub struct InvalidCursor;
+
 impl FromStr for PathCursor {
-    type Err = base64::DecodeError;
+    type Err = InvalidCursor;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let encoded = text.strip_prefix('p').ok_or(base64::DecodeError::InvalidLastSymbol(0, b'p'))?;
-        Ok(Self(URL_SAFE_NO_PAD.decode(encoded)?))
+        let decoded = text.strip_prefix('p').and_then(|encoded| URL_SAFE_NO_PAD.decode(encoded).ok());
+        decoded.map(Self).ok_or(InvalidCursor)
     }
 }
 

@@ -1,6 +1,7 @@
 //! `covey home restore`, `fork`, `export` and `import`: other states in a home's place, and archives of them.
 
 use std::io::{self, IsTerminal as _, Write as _};
+use std::os::fd::AsFd as _;
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::Path;
 
@@ -169,7 +170,8 @@ async fn import_archive(server: &Server, from: &Path, force: bool) -> anyhow::Re
     let path = format!("{}/archive", server.path);
     let _progress = Progress::start("importing");
     if from == Path::new(STREAM) {
-        let body = body_of(tokio::io::stdin());
+        let stdin = io::stdin().as_fd().try_clone_to_owned().context("stdin")?;
+        let body = body_of(tokio::fs::File::from_std(stdin.into()));
         return Ok(server.client.upload(&path, &query, body).await?);
     }
     let file = tokio::fs::File::open(from).await.with_context(|| format!("{}", from.display()))?;

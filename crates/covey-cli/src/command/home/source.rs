@@ -9,7 +9,7 @@ use clap::Args;
 use covey_home::archive::{self, ArchiveReport};
 use covey_home::object::read_root;
 use covey_home::usage::shares;
-use covey_home::{BlockStore, Pointer, Pointers, restore_path};
+use covey_home::{Pointer, Pointers, restore_path};
 use covey_server::history::{self, At, DiffRequest, PathCursor, TreeRequest, UsageRequest};
 use covey_types::{Fault, FencingToken, Generation, RootHash};
 use covey_wire::api::PAGE_LIMIT_MAX;

@@ -137,7 +137,7 @@ async fn a_home_that_grows_too_large_is_warned_then_not_published_and_said_to_be
     let kinds = f.kinds().await;
     assert_eq!(kinds[3..], ["home.secured", "home.secure_failed"], "told once: {kinds:?}");
     let told = f.all().await.pop().unwrap().body;
-    assert!(matches!(told, Body::HomeSecureFailed { fault: Fault::Limit, .. }));
+    assert!(matches!(told, Body::HomeSecureFailed { fault: Fault::TooLarge, .. }));
     let unsecured = f.home().await.unsecured.unwrap();
     assert!(unsecured.reason.contains("1002 B"));
     let (org, id) = (f.org, f.session.id);
