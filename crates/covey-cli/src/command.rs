@@ -8,6 +8,7 @@ pub(crate) mod home;
 pub(crate) mod run;
 pub(crate) mod runner;
 pub(crate) mod session;
+pub(crate) mod store;
 pub(crate) mod up;
 pub(crate) mod version;
 
@@ -55,6 +56,9 @@ enum Command {
     /// Homes: what agents keep. `secure` and `materialize` work without a server.
     #[command(subcommand)]
     Home(home::HomeCommand),
+    /// Stores: the blocks of homes.
+    #[command(subcommand)]
+    Store(store::StoreCommand),
     /// Runners: where sandboxes live.
     #[command(subcommand)]
     Runner(runner::RunnerCommand),
@@ -76,6 +80,7 @@ pub(crate) fn run(cli: &Cli) -> anyhow::Result<ExitCode> {
         Command::Agent(command) => wait_for(agent::run(global, command)),
         Command::Session(command) => wait_for(session::run(global, command)),
         Command::Home(command) => wait_for(home::run(global, command)),
+        Command::Store(command) => store::run(global, command),
         Command::Runner(runner::RunnerCommand::Serve) => runner::serve(global),
         Command::Runner(command) => wait_for(runner::run(global, command)),
         Command::Doctor(args) => wait_for(doctor::run(global, args)),

@@ -1,7 +1,7 @@
 //! Exit codes: what a script can tell apart.
 
 use covey_home::tracked::TrackedError;
-use covey_home::{MaterializeError, PointerError, SecureAndPublishError, SecureError, StoreError};
+use covey_home::{KeyError, MaterializeError, PointerError, SecureAndPublishError, SecureError, StoreError};
 use covey_mount::{CacheError, MountError};
 use covey_types::Fault;
 
@@ -79,6 +79,7 @@ fn fault_of(cause: &(dyn std::error::Error + 'static)) -> Option<Fault> {
         .or_else(pointer)
         .or_else(materialize)
         .or_else(store)
+        .or_else(|| cause.downcast_ref().map(KeyError::fault))
         .or_else(|| cause.downcast_ref().map(TrackedError::fault))
         .or_else(|| cause.downcast_ref().map(MountError::fault))
         .or_else(|| cause.downcast_ref().map(CacheError::fault))

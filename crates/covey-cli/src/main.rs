@@ -9,6 +9,7 @@ mod global;
 mod host;
 mod output;
 mod progress;
+mod store_key;
 mod view;
 
 use clap::Parser as _;

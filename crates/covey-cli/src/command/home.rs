@@ -18,6 +18,7 @@ use crate::client::{Client, id_path};
 use crate::exit_code::{ExitCode, Refusal};
 use crate::global::Global;
 use crate::output::{self, card, field};
+use crate::store_key::StoreKey;
 
 /// What to do with homes.
 #[derive(Debug, Subcommand)]
@@ -110,6 +111,8 @@ pub(crate) struct StorePlace {
     /// The home's name in the store.
     #[arg(long)]
     home: String,
+    #[command(flatten)]
+    key: StoreKey,
 }
 
 pub(crate) async fn run(global: &Global, command: &HomeCommand) -> anyhow::Result<ExitCode> {
@@ -156,7 +159,7 @@ fn secure(
     let pointers = Pointers::open(&place.store, &place.org)?;
     let newest = pointers.current(&place.home)?.map_or(FencingToken(0), |current| current.token);
     let token = fencing_token.map_or(newest, FencingToken);
-    let local = local::LocalStore::open(&place.store, &place.org)?;
+    let local = local::LocalStore::open(place)?;
     let tracked = match scan {
         true => None,
         false => mounted::secure_and_publish(&local, dir, &place.home, &pointers, token, cross_check)?,
@@ -217,7 +220,7 @@ fn materialize(
 ) -> anyhow::Result<()> {
     let pointers = Pointers::open(&place.store, &place.org)?;
     let root = root_to_use(&pointers, place, generation, root)?;
-    let local = local::LocalStore::open(&place.store, &place.org)?;
+    let local = local::LocalStore::open(place)?;
     let report = local.materialize(dir, &place.home, root).context("the directory is not complete")?;
     output::value(global.json, &serde_json::to_value(&report)?, |_| {
         card(&[

@@ -10,7 +10,8 @@ use crate::block::BlockStore;
 use crate::manifest::{Content, DeviceNumber, Entry, EntryBody, Extent, Meta, Time};
 use crate::object;
 use crate::progress::Progress;
-use crate::view::{FileReader, Snapshot, ViewError, show};
+use crate::path::show;
+use crate::view::{FileReader, Snapshot, ViewError};
 
 const BLOCK: usize = 512;
 /// What a header's octal fields can say; more goes into a pax record.

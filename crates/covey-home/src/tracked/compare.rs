@@ -2,7 +2,7 @@
 
 use covey_types::{BlockHash, RootHash};
 
-use super::join;
+use crate::path::join;
 use crate::block::BlockStore;
 use crate::manifest::{Entry, EntryBody, Meta};
 use crate::object::{self, ObjectError};

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use super::index::ChangedInodes;
-use super::join;
+use crate::path::join;
 use super::merge::Merged;
 use crate::manifest::{LinkGroup, LinkTable};
 

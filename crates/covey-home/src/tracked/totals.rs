@@ -3,7 +3,7 @@
 use covey_types::BlockHash;
 
 use super::TrackedError;
-use super::join;
+use crate::path::join;
 use super::lower::Lower;
 use super::merge::Merged;
 use crate::manifest::{Entry, EntryBody, MalformedObject, Root};

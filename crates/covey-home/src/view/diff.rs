@@ -6,7 +6,8 @@ use std::ops::ControlFlow;
 
 use covey_types::{BlockHash, RootHash};
 
-use super::{Named, Snapshot, ViewError, show};
+use super::{Named, Snapshot, ViewError};
+use crate::path::show;
 use crate::block::BlockStore;
 use crate::manifest::{Entry, EntryBody, ListingPart};
 use crate::object::{self, ObjectError};
