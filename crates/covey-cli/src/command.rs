@@ -68,7 +68,7 @@ enum Command {
     /// API tokens: who may ask the server.
     #[command(subcommand)]
     Token(token::TokenCommand),
-    /// The store of homes as a whole: verify, repair.
+    /// The store of homes as a whole: verify, repair, keys.
     #[command(subcommand)]
     Store(store::StoreCommand),
     /// Backups of database and blocks: create, verify, restore.

@@ -5,8 +5,8 @@ use covey_home::integrity::IntegrityError;
 use covey_home::tracked::TrackedError;
 use covey_home::view::ViewError;
 use covey_home::{
-    CarryError, CollectError, EditError, MaterializeError, PointerError, SecureAndPublishError, SecureError,
-    StoreError,
+    CarryError, CollectError, EditError, KeyError, MaterializeError, PointerError, SecureAndPublishError,
+    SecureError, StoreError,
 };
 use covey_mount::{CacheError, MountError};
 use covey_server::db::DbError;
@@ -91,6 +91,7 @@ fn fault_of(cause: &(dyn std::error::Error + 'static)) -> Option<Fault> {
         .or_else(|| cause.downcast_ref().map(CarryError::fault))
         .or_else(|| cause.downcast_ref().map(CollectError::fault))
         .or_else(|| cause.downcast_ref().map(DbError::fault))
+        .or_else(|| cause.downcast_ref().map(KeyError::fault))
         .or_else(|| cause.downcast_ref().map(TrackedError::fault))
         .or_else(|| cause.downcast_ref().map(MountError::fault))
         .or_else(|| cause.downcast_ref().map(CacheError::fault))

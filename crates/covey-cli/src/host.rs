@@ -26,6 +26,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::global::{CLIENT_FILE, ClientFile};
 use crate::store_identity;
+use crate::store_key;
 
 /// Bytes in flight on the in-memory link, each way.
 const LINK_BYTES: usize = 256 * 1024;
@@ -140,7 +141,8 @@ impl RunningServer {
                  TLS proxy before it, or listen on 127.0.0.1"
             );
         }
-        let stores = layout.store_dir()?.map(Stores::in_directory);
+        let key = store_key::from_setting()?;
+        let stores = layout.store_dir()?.map(|path| Stores::in_directory(path, key));
         let server = Server::start(db, model, stores).await?;
         let token = local_token(layout, &server).await?;
         let client = ClientFile {
@@ -270,6 +272,12 @@ pub(crate) async fn run_runner(layout: &Layout, dial: Arc<dyn Dial>, stop: Cance
     }
     let mut config = RunnerConfig::new(layout.runner_dir(), layout.store_dir()?);
     config.excludes = excludes;
+    config.store_key = store_key::from_setting()?;
+    if let Some(limit) = setting("COVEY_WORKING_COPIES_MAX_BYTES") {
+        config.copies_limit = limit.parse().with_context(|| {
+            format!("COVEY_WORKING_COPIES_MAX_BYTES is `{limit}`; set it to a number of bytes")
+        })?;
+    }
     config.name = host_name();
     let runner = Runner::new(config, Arc::new(NativeBackend::new()))?;
     runner.run(dial, stop).await.context("the runner")

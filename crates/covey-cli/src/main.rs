@@ -10,6 +10,7 @@ mod host;
 mod output;
 mod progress;
 mod store_identity;
+mod store_key;
 mod view;
 
 use clap::Parser as _;

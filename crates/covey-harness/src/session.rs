@@ -526,7 +526,9 @@ fn replaced_text(generation: Generation, origin: HomeOrigin, from: Option<Genera
         (HomeOrigin::Restored, Some(from)) => {
             format!("what it was at generation {from} was put back, all of it or a part")
         }
-        (HomeOrigin::Forked, Some(from)) => format!("it is now that of another agent at its generation {from}"),
+        (HomeOrigin::Forked, Some(from)) => {
+            format!("it is now that of another agent at its generation {from}")
+        }
         (HomeOrigin::Restored | HomeOrigin::Forked | HomeOrigin::Imported, _) => {
             "another state was put in its place".to_owned()
         }

@@ -3,7 +3,8 @@
 //!
 //! `secure DIR STORE CACHE`, `materialize ROOT DIR STORE CACHE`: the thing itself. `walk DIR THREADS`: the bare floor, a walk
 //! with `statx` of every entry. `write FILE BYTES`: the floor of writing. `mutate DIR SEED`: what one more job
-//! changes. `generate DIR ENTRIES`: a tree of small and empty files. `digest DIR`: one hash over everything that a
+//! changes. `recompress ROOT STORE`: what a collection does in the background. `fill STORE BLOCKS`: blocks of
+//! others. `key FILE`: a master key, which `COVEY_STORE_KEY_FILE` names to the other steps. `generate DIR ENTRIES`: a tree of small and empty files. `digest DIR`: one hash over everything that a
 //! tree is, made without the code under test. Each prints one JSON object.
 
 use std::error::Error;
@@ -11,7 +12,11 @@ use std::io::Write as _;
 use std::path::Path;
 use std::sync::atomic::AtomicBool;
 
-use covey_home::{Excludes, MaterializeRequest, NoProgress, PackStore, SecureRequest, materialize, secure};
+use covey_home::{
+    BlockStore as _, CollectOptions, Excludes, MasterKey, MaterializeRequest, NoProgress, PackStore, Roots,
+    SecureRequest, StoreError, collect, materialize, secure,
+};
+use covey_types::RootHash;
 use serde_json::{Value, json};
 
 #[path = "bench-home/digest.rs"]
@@ -25,10 +30,16 @@ type Outcome<T> = Result<T, Box<dyn Error>>;
 
 const ORG: &str = "bench";
 const USAGE: &str = "secure DIR STORE CACHE | materialize ROOT DIR STORE CACHE | walk DIR THREADS | write FILE BYTES | \
-                     mutate DIR SEED | generate DIR ENTRIES | digest DIR";
+                     mutate DIR SEED | recompress ROOT STORE | fill STORE BLOCKS | key FILE | generate DIR ENTRIES | \
+                     digest DIR";
+
+fn open(store: &str) -> Outcome<PackStore> {
+    let key = std::env::var_os("COVEY_STORE_KEY_FILE").map(|file| MasterKey::read(Path::new(&file)));
+    Ok(PackStore::open_directory_with(Path::new(store), ORG, key.transpose()?.as_ref())?)
+}
 
 fn secured(dir: &str, store: &str, cache: &str) -> Outcome<Value> {
-    let store = PackStore::open_directory(Path::new(store), ORG)?;
+    let store = open(store)?;
     let report = secure(&SecureRequest {
         dir: Path::new(dir),
         store: &store,
@@ -43,7 +54,7 @@ fn secured(dir: &str, store: &str, cache: &str) -> Outcome<Value> {
 }
 
 fn materialized(root: &str, dir: &str, store: &str, cache: &str) -> Outcome<Value> {
-    let store = PackStore::open_directory(Path::new(store), ORG)?;
+    let store = open(store)?;
     let report = materialize(&MaterializeRequest {
         root: root.parse().map_err(|_| "not a root")?,
         dir: Path::new(dir),
@@ -56,6 +67,42 @@ fn materialized(root: &str, dir: &str, store: &str, cache: &str) -> Outcome<Valu
         threads: 0,
     })?;
     Ok(serde_json::to_value(report)?)
+}
+
+/// The one state that is needed.
+struct OneRoot(RootHash);
+
+impl Roots for OneRoot {
+    fn roots(&self) -> Result<Vec<RootHash>, StoreError> {
+        Ok(vec![self.0])
+    }
+
+    fn raise_floor(&self, _epoch: u64) -> Result<(), StoreError> {
+        Ok(())
+    }
+}
+
+fn recompressed(root: &str, store: &str) -> Outcome<Value> {
+    let root = OneRoot(root.parse().map_err(|_| "not a root")?);
+    let options = CollectOptions { recompress_bytes: u64::MAX, ..CollectOptions::default() };
+    let report = collect(&open(store)?, &root, &options, &AtomicBool::new(false), &NoProgress)?;
+    Ok(serde_json::to_value(report)?)
+}
+
+/// Blocks of a few bytes that no home has.
+fn filled(store: &str, blocks: u64) -> Outcome<Value> {
+    const BLOCKS_PER_UPLOAD: u64 = 100_000;
+    let store = open(store)?;
+    let mut stored_bytes = 0;
+    for first in (0..blocks).step_by(BLOCKS_PER_UPLOAD as usize) {
+        let upload = store.upload()?;
+        for number in first..blocks.min(first + BLOCKS_PER_UPLOAD) {
+            let bytes = format!("a block of another home, number {number}");
+            upload.put(&upload.hasher().block(bytes.as_bytes())?)?;
+        }
+        stored_bytes += upload.finish()?.stored_bytes_new;
+    }
+    Ok(json!({ "blocks": blocks, "stored_bytes": stored_bytes }))
 }
 
 fn written(file: &str, bytes: u64) -> Outcome<Value> {
@@ -80,6 +127,9 @@ fn run() -> Outcome<Value> {
         ["walk", dir, threads] => walk::walk(Path::new(dir), threads.parse()?),
         ["write", file, bytes] => written(file, bytes.parse()?),
         ["mutate", dir, seed] => tree::mutate(Path::new(dir), seed.parse()?),
+        ["recompress", root, store] => recompressed(root, store),
+        ["fill", store, blocks] => filled(store, blocks.parse()?),
+        ["key", file] => Ok(json!({ "key": MasterKey::create(Path::new(file))?.id() })),
         ["generate", dir, entries] => tree::generate(Path::new(dir), entries.parse()?),
         ["digest", dir] => digest::digest(Path::new(dir)),
         _ => Err(USAGE.into()),

@@ -49,7 +49,7 @@ impl ArchiveReport {
     fn skip(&mut self, path: &[u8]) {
         self.skipped += 1;
         if self.skipped_paths.len() < SKIPPED_PATHS_MAX {
-            self.skipped_paths.push(crate::view::show(path));
+            self.skipped_paths.push(crate::path::show(path));
         }
     }
 }

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use covey_types::{BlockHash, Fault, RootHash};
 
-use crate::block::{Block, BlockStore as _, StoreError, UploadReport};
+use crate::block::{BlockStore as _, StoreError, UploadReport};
 use crate::integrity::Walk;
 use crate::pack_store::PackStore;
 use crate::progress::Progress;
@@ -66,7 +66,7 @@ pub fn carry_states(
                 break;
             }
             let bytes = from.get(&hash)?;
-            upload.put(&Block::of(&bytes)?)?;
+            upload.put(&upload.hasher().block(&bytes)?)?;
             progress.files_done(1);
             progress.bytes_done(bytes.len() as u64);
         }

@@ -24,6 +24,7 @@ mod count;
 mod mark;
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
@@ -34,7 +35,9 @@ pub(crate) use condemned::Condemned;
 pub use mark::MarkError;
 pub(crate) use mark::Marker;
 
-use crate::block::{Block, StoreError, Upload};
+use crate::block::{StoreError, Upload};
+use crate::keys::KeyId;
+use crate::object;
 use crate::pack_store::{
     Existing, PackContents, PackName, PackStore, PackUpload, Packing, SuspectState, Suspects,
 };
@@ -64,6 +67,9 @@ pub trait Roots {
     fn raise_floor(&self, epoch: u64) -> Result<(), StoreError>;
 }
 
+/// The level that packs are written with by a collection: it has time.
+pub const THOROUGH_LEVEL: i32 = 9;
+
 /// How to collect.
 #[derive(Debug, Clone, Copy)]
 pub struct CollectOptions {
@@ -71,13 +77,25 @@ pub struct CollectOptions {
     pub dry_run: bool,
     /// Packs of which less than this share of the stored bytes is live are written anew, 0 to 100 percent.
     pub rewrite_below_percent: u8,
-    /// Stored bytes that are read and written in a second at most; 0: as fast as it goes.
+    /// Bytes that are read, compressed and written in a second at most, as they are unfolded; 0: as fast as it
+    /// goes. Limits the disk and the one processor that is used.
     pub bytes_per_second: u64,
+    /// zstd's level for what is written.
+    pub level: i32,
+    /// Packs that a secure has written in haste and that are not garbage are written anew at this level, too, up to
+    /// so many of their bytes in one run; 0: none.
+    pub recompress_bytes: u64,
 }
 
 impl Default for CollectOptions {
     fn default() -> Self {
-        Self { dry_run: false, rewrite_below_percent: 50, bytes_per_second: 0 }
+        Self {
+            dry_run: false,
+            rewrite_below_percent: 50,
+            bytes_per_second: 0,
+            level: THOROUGH_LEVEL,
+            recompress_bytes: 0,
+        }
     }
 }
 
@@ -96,6 +114,8 @@ pub struct CollectReport {
     pub packs_removed: u64,
     /// Those of them of which something was live and was copied first.
     pub packs_rewritten: u64,
+    /// Packs among those that were rewritten only to be compressed harder, or encrypted with the newest key.
+    pub packs_improved: u64,
     /// Packs that are garbage and stay until the next collection, because there were too many for one, or because
     /// a publish meanwhile needs something in them.
     pub packs_left: u64,
@@ -105,6 +125,8 @@ pub struct CollectReport {
     pub written_bytes: u64,
     /// What the store shrank by.
     pub freed_bytes: i64,
+    /// Keys that no pack was encrypted with any more, and that are gone.
+    pub keys_retired: Vec<KeyId>,
     /// Duration in milliseconds.
     pub elapsed_ms: u64,
 }
@@ -143,6 +165,8 @@ struct Doomed {
     name: PackName,
     file_len: u64,
     is_rewritten: bool,
+    /// It goes although it is no garbage.
+    is_improved: bool,
     /// It may hold more than is known: it stays condemned, and stays.
     is_damaged: bool,
 }
@@ -155,6 +179,7 @@ impl CollectReport {
         }
         self.packs_removed += 1;
         self.packs_rewritten += u64::from(pack.is_rewritten);
+        self.packs_improved += u64::from(pack.is_improved);
         self.removed_bytes += pack.file_len;
     }
 }
@@ -172,6 +197,7 @@ pub fn collect(
 ) -> Result<CollectReport, CollectError> {
     let job = Job { store, options, cancel, progress, started: Instant::now() };
     let mut report = CollectReport { dry_run: options.dry_run, ..CollectReport::default() };
+    store.reload_keys()?;
     // Before the mark: whoever writes an epoch meanwhile is noticed.
     let earlier = Condemned::read(store.backend().as_ref())?;
     let mut marker = Marker::new(store);
@@ -180,21 +206,18 @@ pub fn collect(
     marker.mark(&first, &|| job.check())?;
     let doomed = job.doomed(&marker, &earlier, &mut report)?;
     if options.dry_run {
-        report.written_bytes = job.rewrite_into(&counting_store()?, &doomed, &marker)?;
+        report.written_bytes =
+            job.rewrite_into(&store.same_keys_on(Arc::new(CountingBackend))?, &doomed, &marker)?;
         for pack in &doomed {
             report.count(pack);
         }
-    } else if !doomed.is_empty() {
+    } else if !doomed.is_empty() || store.has_old_keys() {
         report.written_bytes = job.rewrite_into(store, &doomed, &marker)?;
         job.delete(roots, marker, &earlier, &doomed, &mut report)?;
     }
     report.freed_bytes = report.removed_bytes as i64 - report.written_bytes as i64;
     report.elapsed_ms = job.started.elapsed().as_millis() as u64;
     Ok(report)
-}
-
-fn counting_store() -> Result<PackStore, StoreError> {
-    PackStore::open(std::sync::Arc::new(CountingBackend))
 }
 
 struct Job<'a> {
@@ -222,6 +245,8 @@ impl Job<'_> {
         let mut small = Vec::new();
         let suspects = Suspects::read(self.store.backend().as_ref())?;
         self.store.suspect(&suspects);
+        let mut recompress = self.options.recompress_bytes;
+        let newest_key = self.store.newest_key();
         let others: BTreeSet<PackName> = self.store.packs()?.into_iter().collect();
         for name in earlier.packs().iter().chain(others.difference(earlier.packs())) {
             self.check()?;
@@ -232,7 +257,9 @@ impl Job<'_> {
             let percent = u64::from(self.options.rewrite_below_percent.min(100));
             let is_kept = live > 0 && live * 100 >= all * percent;
             let (file_len, is_damaged) = (contents.file_len, contents.reindexed);
-            let pack = Doomed { name: *name, file_len, is_rewritten: live > 0, is_damaged };
+            let is_hasty = !contents.thorough && file_len <= recompress;
+            let is_improved = is_kept && !is_damaged && (is_hasty || contents.key != newest_key);
+            let pack = Doomed { name: *name, file_len, is_rewritten: live > 0, is_improved, is_damaged };
             if suspects.packs().get(name) == Some(&SuspectState::Replaced) {
                 // Repair has seen that everything needed lies in other packs; where that is not so, it stays.
                 match self.is_elsewhere(&contents, marker) {
@@ -243,7 +270,10 @@ impl Job<'_> {
                 doomed.push(pack);
             } else if is_damaged || (suspects.packs().contains_key(name) && live > 0) {
                 // It may hold more than its index could be made to tell: repair decides about it.
-            } else if !is_kept {
+            } else if !is_kept || is_improved {
+                if is_improved && is_hasty {
+                    recompress -= file_len;
+                }
                 doomed.push(pack);
             } else if file_len < SMALL_PACK_BYTES {
                 small.push(pack);
@@ -273,7 +303,8 @@ impl Job<'_> {
         if !doomed.iter().any(|pack| pack.is_rewritten) {
             return Ok(0);
         }
-        let upload = target.repack(Packing { existing: Existing::Copy, ..Packing::default() })?;
+        let level = self.options.level;
+        let upload = target.repack(Packing { level, existing: Existing::Copy, ..Packing::default() })?;
         for pack in doomed.iter().filter(|pack| pack.is_rewritten) {
             self.copy_live(&upload, pack, marker)?;
         }
@@ -291,7 +322,7 @@ impl Job<'_> {
             &pack.name,
             |hash, bytes| {
                 if marker.is_live(hash) {
-                    upload.put(&Block::of(bytes)?)?;
+                    object::put(upload, bytes)?;
                 }
                 self.progress.bytes_done(bytes.len() as u64);
                 self.throttle(bytes.len() as u64);
@@ -354,6 +385,8 @@ impl Job<'_> {
                 report.count(pack);
             }
         }
+        // Behind the floor: an upload that does not know the newest key yet cannot be published any more.
+        report.keys_retired = self.store.retire_keys()?;
         Ok(())
     }
 }

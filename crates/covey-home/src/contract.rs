@@ -8,10 +8,11 @@ use std::fmt::Debug;
 use std::sync::Arc;
 use std::thread;
 
-use covey_types::{BlockHash, FencingToken, Generation, RootHash};
+use covey_types::{FencingToken, Generation, RootHash};
 
 use crate::backend::{Backend, BackendError, Expected, Key, PutOutcome};
-use crate::block::{BLOCK_BYTES_MAX, Block, BlockStore, StoreError, UploadReport};
+use crate::block::{BLOCK_BYTES_MAX, BlockHasher, BlockStore, StoreError, UploadReport};
+use crate::keys::{KeyError, MasterKey};
 use crate::pack_store::{Existing, PackStore, Packing};
 use crate::pointer::{PointerError, Pointers};
 
@@ -146,7 +147,7 @@ fn check_conditional_puts(backend: &Arc<dyn Backend>) -> Checked {
 fn put(store: &dyn BlockStore, blocks: &[&[u8]]) -> Result<UploadReport, StoreError> {
     let upload = store.upload()?;
     for bytes in blocks {
-        upload.put(&Block::of(bytes)?)?;
+        upload.put(&upload.hasher().block(bytes)?)?;
     }
     upload.finish()
 }
@@ -156,6 +157,7 @@ fn put(store: &dyn BlockStore, blocks: &[&[u8]]) -> Result<UploadReport, StoreEr
 /// # Errors
 /// The first promise that `store` breaks. It must be empty.
 pub fn check_blocks(store: &dyn BlockStore) -> Checked {
+    let name = |bytes: &[u8]| store.hasher().hash(bytes);
     let large = noise(2, BLOCK_BYTES_MAX);
     let middle = vec![b'x'; 300_000];
     let small: Vec<Vec<u8>> = (0..3000_u32).map(|n| n.to_le_bytes().repeat(n as usize % 40)).collect();
@@ -163,13 +165,13 @@ pub fn check_blocks(store: &dyn BlockStore) -> Checked {
     blocks.extend([&large[..], &middle, b""]);
     ok("blocks are put", put(store, &blocks))?;
     for bytes in &blocks {
-        let found = ok("a block is read", store.get(&BlockHash::of(bytes)))?;
+        let found = ok("a block is read", store.get(&name(bytes)))?;
         holds("what was put is read back", found == *bytes, found.len())?;
     }
-    let absent = BlockHash::of(b"not there");
+    let absent = name(b"not there");
     let found = store.get(&absent);
     holds("absence is said", matches!(&found, Err(StoreError::Absent { hash }) if *hash == absent), found)?;
-    let missing = ok("membership is told", store.missing(&[absent, BlockHash::of(b"")]))?;
+    let missing = ok("membership is told", store.missing(&[absent, name(b"")]))?;
     same("only what is not there is missing", missing, vec![absent])?;
 
     let report = ok("blocks are put", put(store, &[b"same", b"same", b"other"]))?;
@@ -179,15 +181,18 @@ pub fn check_blocks(store: &dyn BlockStore) -> Checked {
     let report = ok("blocks are put", put(store, &[b"same"]))?;
     same("nothing new costs nothing", (report.blocks_new, report.stored_bytes_new), (0, 0))?;
 
-    let half = BlockHash::of(b"half");
+    let half = name(b"half");
     let upload = ok("an upload begins", store.upload())?;
-    ok("a block is put", upload.put(&ok("a block", Block::of(b"half"))?))?;
+    ok("a block is put", upload.put(&ok("a block", upload.hasher().block(b"half"))?))?;
     let found = store.get(&half);
     holds("what is not finished is not seen", matches!(found, Err(StoreError::Absent { .. })), found)?;
     drop(upload);
     let found = store.get(&half);
     holds("what was dropped is not there", matches!(found, Err(StoreError::Absent { .. })), found)?;
-    same("what was dropped is missing", ok("membership is told", store.missing(&[half]))?, vec![half])
+    same("what was dropped is missing", ok("membership is told", store.missing(&[half]))?, vec![half])?;
+    let other = ok("a block", BlockHasher::keyed([9; 32]).block(b"of another org"))?;
+    let put = ok("an upload begins", store.upload())?.put(&other);
+    holds("another org's name is refused", matches!(put, Err(StoreError::OtherHasher { .. })), put)
 }
 
 /// Checks packs on `backend`: two processes, removal, replacement, and verification.
@@ -195,17 +200,34 @@ pub fn check_blocks(store: &dyn BlockStore) -> Checked {
 /// # Errors
 /// The first promise that is broken. The backend must be empty.
 pub fn check_packs(backend: &Arc<dyn Backend>) -> Checked {
-    let open = || ok("the store opens", PackStore::open(Arc::clone(backend)));
+    check_opened_packs(&|| PackStore::open(Arc::clone(backend)))
+}
+
+/// The same with encryption.
+///
+/// # Errors
+/// The first promise that is broken. The backend must be empty.
+pub fn check_encrypted_packs(backend: &Arc<dyn Backend>) -> Checked {
+    let master = ok("a key is made", MasterKey::generate())?;
+    check_opened_packs(&|| PackStore::open_encrypted(Arc::clone(backend), "org", &master))?;
+    let without = PackStore::open(Arc::clone(backend));
+    let is_refused = matches!(&without, Err(StoreError::Keys(KeyError::Missing { .. })));
+    holds("an encrypted store does not open without a key", is_refused, without)
+}
+
+fn check_opened_packs(open: &dyn Fn() -> Result<PackStore, StoreError>) -> Checked {
+    let open = || ok("the store opens", open());
     let (one, other) = (open()?, open()?);
     let text = b"the same line\n".repeat(40_000);
     // Long enough for a frame of its own.
     let noisy = noise(3, 700_000);
-    let hash = BlockHash::of(&noisy);
+    let name = |bytes: &[u8]| one.hasher().hash(bytes);
+    let hash = name(&noisy);
     ok("blocks are put", put(&one, &[&noisy, &text, b"small"]))?;
     let found = ok("another process reads it", other.get(&hash))?;
     holds("another process reads what was put", found == noisy, found.len())?;
     ok("blocks are put", put(&other, &[b"more"]))?;
-    ok("an earlier reader sees it", one.get(&BlockHash::of(b"more")))?;
+    ok("an earlier reader sees it", one.get(&name(b"more")))?;
     let report = ok("packs are verified", open()?.verify_packs())?;
     same("every block is right", (report.packs, report.blocks, report.problems), (2, 4, vec![]))?;
 
@@ -214,14 +236,7 @@ pub fn check_packs(backend: &Arc<dyn Backend>) -> Checked {
     let packing = Packing { level: 3, existing: Existing::Copy, ..Packing::default() };
     let upload = ok("a rewrite begins", one.repack(packing))?;
     for pack in &old {
-        let read = one.read_pack(
-            pack,
-            |_, bytes| {
-                use crate::block::Upload as _;
-                upload.put(&Block::of(bytes)?).map(drop)
-            },
-            |_, _| {},
-        );
+        let read = one.read_pack(pack, |_, bytes| crate::object::put(&*upload, bytes).map(drop), |_, _| {});
         ok("a pack is read", read)?;
     }
     ok("a rewrite ends", crate::block::Upload::finish(upload))?;
@@ -230,7 +245,7 @@ pub fn check_packs(backend: &Arc<dyn Backend>) -> Checked {
     }
     for (store, who) in [(&one, "who rewrote"), (&other, "who did not know"), (&open()?, "who comes later")] {
         for bytes in [&noisy[..], &text, b"small", b"more"] {
-            let found = ok("a rewritten block is read", store.get(&BlockHash::of(bytes)));
+            let found = ok("a rewritten block is read", store.get(&name(bytes)));
             holds("a rewrite loses nothing", found.is_ok_and(|found| found == bytes), who)?;
         }
     }

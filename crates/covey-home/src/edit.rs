@@ -6,10 +6,11 @@
 
 use covey_types::{BlockHash, Fault, RootHash};
 
-use crate::block::{Block, BlockStore, StoreError, Upload};
-use crate::manifest::{Blob, Entry, EntryBody, LinkTable, ListingBuilder, Root, window_bytes};
-use crate::object::{self, ObjectError};
-use crate::view::{Named, Snapshot, ViewError, components, show};
+use crate::block::{BlockStore, StoreError, Upload};
+use crate::manifest::{Entry, EntryBody, LinkTable, ListingBuilder, Root};
+use crate::object::{self, ObjectError, put, put_blob, put_root};
+use crate::path::show;
+use crate::view::{Named, Snapshot, ViewError, components};
 
 /// Why a path was not put back.
 #[derive(Debug, thiserror::Error)]
@@ -127,9 +128,9 @@ pub fn restore_path(
         bytes: target.root().bytes.saturating_sub(old_size.1).saturating_add(new_size.1),
         links: put_blob(upload.as_ref(), &links.encode())?,
     };
-    let hash = put(upload.as_ref(), &root.encode())?;
+    let hash = put_root(upload.as_ref(), &root)?;
     upload.finish()?;
-    Ok(Edited { root: RootHash::from_bytes(*hash.as_bytes()), files: root.files, bytes: root.bytes, epoch })
+    Ok(Edited { root: hash, files: root.files, bytes: root.bytes, epoch })
 }
 
 fn get<'a>(entries: &'a [(Vec<u8>, Entry)], name: &[u8]) -> Option<&'a Entry> {
@@ -194,26 +195,7 @@ fn merged_links(
     Ok(LinkTable::new(groups))
 }
 
-pub(crate) fn put(upload: &dyn Upload, bytes: &[u8]) -> Result<BlockHash, StoreError> {
-    let block = Block::of(bytes)?;
-    upload.put(&block)?;
-    Ok(block.hash())
-}
-
-/// Bytes that stand in the object if they are few, else in blocks.
-pub(crate) fn put_blob(upload: &dyn Upload, bytes: &[u8]) -> Result<Blob, StoreError> {
-    if Blob::fits_inline(bytes.len()) {
-        return Ok(Blob::Inline(bytes.to_vec()));
-    }
-    let len = bytes.len() as u64;
-    let parts = bytes.chunks(window_bytes(len) as usize);
-    Ok(Blob::Blocks { len, blocks: parts.map(|part| put(upload, part)).collect::<Result<_, _>>()? })
-}
-
-pub(crate) fn write_listing(
-    upload: &dyn Upload,
-    entries: &[(Vec<u8>, Entry)],
-) -> Result<BlockHash, StoreError> {
+fn write_listing(upload: &dyn Upload, entries: &[(Vec<u8>, Entry)]) -> Result<BlockHash, StoreError> {
     let mut builder = ListingBuilder::default();
     for (name, entry) in entries {
         builder.push(name, &entry.encode());

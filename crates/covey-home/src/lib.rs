@@ -19,14 +19,17 @@ mod excludes;
 mod gaps;
 mod identity;
 pub mod integrity;
+mod keys;
 pub mod manifest;
 mod materialize;
 mod memory;
 pub mod name;
 pub mod object;
 mod pack_store;
+mod path;
 mod pointer;
 mod progress;
+mod read_file;
 mod secure;
 mod stat_cache;
 mod sys;
@@ -36,13 +39,18 @@ mod verify;
 pub mod view;
 mod work;
 
-pub use block::{BLOCK_BYTES_MAX, Block, BlockStore, StoreError, Upload, UploadReport};
+pub use block::{BLOCK_BYTES_MAX, Block, BlockHasher, BlockStore, StoreError, Upload, UploadReport};
 pub use carry::{CarryError, carry_states};
-pub use collect::{CONDEMNED_MAX, CollectError, CollectOptions, CollectReport, MarkError, Roots, collect};
+pub use collect::{
+    CONDEMNED_MAX, CollectError, CollectOptions, CollectReport, MarkError, Roots, THOROUGH_LEVEL, collect,
+};
 pub use edit::{EditError, Edited, restore_path};
 pub use excludes::{DEFAULT_EXCLUDES, Excludes};
 pub use identity::StoreIdentity;
-pub use materialize::{Gap, MaterializeError, MaterializeReport, MaterializeRequest, materialize};
+pub use keys::{KeyError, KeyId, KeyringReport, MasterKey, OrgKeys};
+pub use materialize::{
+    Contents, Gap, MaterializeError, MaterializeReport, MaterializeRequest, materialize, materialize_sharing,
+};
 pub use memory::MemoryStore;
 pub use pack_store::{
     Existing, PackContents, PackName, PackReport, PackStore, PackUpload, PackedBlock, Packing, SUSPECTS_MAX,

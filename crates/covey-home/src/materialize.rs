@@ -1,7 +1,7 @@
 //! Materialize: a root becomes a home directory, exactly.
 //!
 //! What stays true: afterwards the directory is what the root says and nothing else, but for excluded names;
-//! every byte's hash was checked; no name that exists is ever written through: it is unlinked and created anew
+//! every byte's hash was checked, here or by whoever put it into the local cache; no name that exists is ever written through: it is unlinked and created anew
 //! (I13); what cannot be restored is named, and the rest comes up. The working copy is only a cache, so nothing
 //! is flushed. What does not belong here: which root is the right one.
 //!
@@ -11,10 +11,14 @@
 
 mod file;
 mod job;
+mod merge;
 mod meta;
+mod node;
+mod place;
 mod remove;
 mod tree;
 
+use std::fs::File;
 use std::io;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
@@ -28,7 +32,7 @@ use serde::Serialize;
 use crate::block::{BlockStore, StoreError};
 use crate::excludes::Excludes;
 use crate::gaps::Gaps;
-use crate::manifest::{EntryBody, Root};
+use crate::manifest::{Content, EntryBody, Root};
 use crate::object::{self, ObjectError};
 use crate::progress::Progress;
 use crate::stat_cache::{self, StatCache};
@@ -90,8 +94,10 @@ pub struct MaterializeReport {
     pub bytes: u64,
     /// Files that were written.
     pub files_written: u64,
-    /// Bytes written.
+    /// Bytes written, those that are shared among them.
     pub bytes_written: u64,
+    /// Bytes of files that share their blocks with the local cache.
+    pub bytes_shared: u64,
     /// Bytes of file contents that came from the store; the others were in the directory already.
     pub bytes_fetched: u64,
     /// Names that were there and are not in the snapshot, or were something else.
@@ -170,11 +176,29 @@ impl MaterializeError {
     }
 }
 
+/// Contents of files that this host has already, whole and checked, each as a plain file.
+pub trait Contents: Send + Sync {
+    /// A file with exactly this content, opened for reading; none: it is not here.
+    fn open(&self, content: &Content) -> Option<File>;
+}
+
 /// Makes the directory what the root says.
 ///
 /// # Errors
 /// [`MaterializeError::Incomplete`] when all but the named gaps came up; anything else ended the work.
 pub fn materialize(request: &MaterializeRequest<'_>) -> Result<MaterializeReport, MaterializeError> {
+    materialize_sharing(request, None)
+}
+
+/// The same, sharing the blocks of large files with contents of this host where the file system can: they take no
+/// room a second time, and an agent's write changes only its own file. Everything else comes from the store.
+///
+/// # Errors
+/// As [`materialize`].
+pub fn materialize_sharing(
+    request: &MaterializeRequest<'_>,
+    contents: Option<&dyn Contents>,
+) -> Result<MaterializeReport, MaterializeError> {
     let start = Instant::now();
     let target = |source: io::Error| MaterializeError::Target {
         dir: request.dir.to_owned(),
@@ -199,7 +223,7 @@ pub fn materialize(request: &MaterializeRequest<'_>) -> Result<MaterializeReport
     }
     let dir = sys::open_dir_at(dir.as_fd(), c".").map_err(target)?;
     let cache = request.stat_cache.and_then(|path| StatCache::load(path, &stat).ok());
-    let job = job::Job::new(request, cache, links);
+    let job = job::Job::new(request, contents, cache, links);
     tree::run(&job, dir, &stat, root.meta.clone(), root.listing)?;
     let outcome = job.into_outcome();
     if outcome.changed {
@@ -223,6 +247,7 @@ pub fn materialize(request: &MaterializeRequest<'_>) -> Result<MaterializeReport
         bytes: root.bytes,
         files_written: outcome.files_written,
         bytes_written: outcome.bytes_written,
+        bytes_shared: outcome.bytes_shared,
         bytes_fetched: outcome.bytes_fetched,
         removed: outcome.removed,
         elapsed_ms: start.elapsed().as_millis() as u64,

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use covey_types::BlockHash;
 
-use crate::block::{Block, BlockStore, StoreError, Upload, UploadReport};
+use crate::block::{Block, BlockHasher, BlockStore, StoreError, Upload, UploadReport};
 
 #[derive(Debug, Default)]
 struct Contents {
@@ -18,6 +18,7 @@ struct Contents {
 /// Blocks of one org in memory, with faults that tests switch on.
 #[derive(Debug, Default)]
 pub struct MemoryStore {
+    hasher: BlockHasher,
     contents: Mutex<Contents>,
 }
 
@@ -25,6 +26,11 @@ impl MemoryStore {
     /// An empty store.
     pub fn new() -> Self {
         Self::default()
+    }
+
+    /// An empty store whose blocks are named otherwise.
+    pub fn with_hasher(hasher: BlockHasher) -> Self {
+        Self { hasher, ..Self::default() }
     }
 
     fn contents(&self) -> MutexGuard<'_, Contents> {
@@ -70,11 +76,15 @@ fn check(contents: &Contents) -> Result<(), StoreError> {
 }
 
 impl BlockStore for MemoryStore {
+    fn hasher(&self) -> &BlockHasher {
+        &self.hasher
+    }
+
     fn get(&self, hash: &BlockHash) -> Result<Vec<u8>, StoreError> {
         let contents = self.contents();
         check(&contents)?;
         let bytes = contents.blocks.get(hash).ok_or(StoreError::Absent { hash: *hash })?;
-        if contents.damaged.contains(hash) || BlockHash::of(bytes) != *hash {
+        if contents.damaged.contains(hash) || self.hasher.hash(bytes) != *hash {
             return Err(StoreError::damaged(format!("block {hash}"), "the hash differs"));
         }
         Ok(bytes.to_vec())
@@ -101,7 +111,12 @@ struct MemoryUpload<'a> {
 }
 
 impl Upload for MemoryUpload<'_> {
+    fn hasher(&self) -> &BlockHasher {
+        &self.store.hasher
+    }
+
     fn put(&self, block: &Block<'_>) -> Result<bool, StoreError> {
+        block.check_hasher(&self.store.hasher)?;
         if self.store.missing(&[block.hash()])?.is_empty() {
             return Ok(false);
         }

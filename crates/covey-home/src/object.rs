@@ -1,11 +1,11 @@
-//! Reading manifest objects out of a store.
+//! Reading manifest objects out of a store, and putting them into one.
 
 use covey_types::{BlockHash, RootHash};
 
-use crate::block::{BlockStore, StoreError};
+use crate::block::{BlockStore, StoreError, Upload};
 use crate::manifest::{
     Blob, Content, ContentMap, Entry, LinkTable, ListingPart, MalformedObject, Root, Xattrs,
-    decode_listing_object,
+    decode_listing_object, window_bytes,
 };
 
 /// Why an object cannot be used.
@@ -128,4 +128,26 @@ pub fn read_links(store: &dyn BlockStore, root: &Root) -> Result<LinkTable, Obje
 pub fn read_map(store: &dyn BlockStore, content: &Content) -> Result<Option<ContentMap>, ObjectError> {
     let Content::Mapped { size, map } = content else { return Ok(None) };
     Ok(Some(ContentMap::decode(&read_blob(store, map)?, *size)?))
+}
+
+/// Puts bytes that are one block; gives its name.
+pub(crate) fn put(upload: &dyn Upload, bytes: &[u8]) -> Result<BlockHash, StoreError> {
+    let block = upload.hasher().block(bytes)?;
+    upload.put(&block)?;
+    Ok(block.hash())
+}
+
+/// Puts a root object; gives the name of the state.
+pub(crate) fn put_root(upload: &dyn Upload, root: &Root) -> Result<RootHash, StoreError> {
+    Ok(RootHash::from_bytes(*put(upload, &root.encode())?.as_bytes()))
+}
+
+/// Bytes that stand in the object if they are few, else in blocks.
+pub(crate) fn put_blob(upload: &dyn Upload, bytes: &[u8]) -> Result<Blob, StoreError> {
+    if Blob::fits_inline(bytes.len()) {
+        return Ok(Blob::Inline(bytes.to_vec()));
+    }
+    let len = bytes.len() as u64;
+    let parts = bytes.chunks(window_bytes(len) as usize);
+    Ok(Blob::Blocks { len, blocks: parts.map(|part| put(upload, part)).collect::<Result<_, _>>()? })
 }

@@ -10,7 +10,10 @@
 mod catalogue;
 mod check;
 mod contents;
+mod files;
+mod mask;
 mod pack;
+mod presses;
 mod refresh;
 mod segment;
 mod suspects;
@@ -29,21 +32,30 @@ pub use suspects::{SUSPECTS_MAX, SuspectState, Suspects};
 pub use upload::{Existing, PackUpload, Packing};
 
 use crate::backend::{Backend, BackendError, DirectoryBackend, Key};
-use crate::block::{BlockStore, StoreError, Upload};
+use crate::block::{BlockHasher, BlockStore, StoreError, Upload};
 use crate::collect::Condemned;
 use crate::identity::StoreIdentity;
+use crate::keys::{KeyringReport, MasterKey, OrgKeys};
 use catalogue::{Catalogue, Location};
-use pack::{PackIndex, ReadFrameError, ReadIndexError};
+use files::{PackFiles, ReadPackError};
+use pack::PackIndex;
 
 /// Plain bytes of frames with several small blocks that are kept, because neighbours are read next.
 const CACHED_FRAMES_BYTES_MAX: usize = 16 * 1024 * 1024;
 
+const PACKS_DIR: &str = "packs";
 const PACK_SUFFIX: &str = ".pack";
+
+fn packs_dir() -> Result<Key, StoreError> {
+    Ok(Key::new(&[PACKS_DIR])?)
+}
 
 /// The blocks of one org in pack files; see the module's first lines.
 #[derive(Debug)]
 pub struct PackStore {
     backend: Arc<dyn Backend>,
+    files: PackFiles,
+    hasher: BlockHasher,
     packs_dir: Key,
     catalogue: RwLock<Catalogue>,
     frames: Mutex<Vec<FrameCached>>,
@@ -78,12 +90,51 @@ impl PackStore {
         Self::open(Arc::new(DirectoryBackend::open(path, org)?))
     }
 
+    /// The same with a master key, or without one.
+    ///
+    /// # Errors
+    /// As [`DirectoryBackend::open`], [`PackStore::open`] and [`PackStore::open_encrypted`].
+    pub fn open_directory_with(
+        path: &Path,
+        org: &str,
+        master: Option<&MasterKey>,
+    ) -> Result<Self, StoreError> {
+        let backend = Arc::new(DirectoryBackend::open(path, org)?);
+        match master {
+            None => Self::open(backend),
+            Some(master) => Self::open_encrypted(backend, org, master),
+        }
+    }
+
     /// Opens the store on `backend`.
     ///
     /// # Errors
-    /// [`StoreError::Unavailable`] when the packs cannot be listed. A pack that is damaged or cannot be read is no
-    /// error here; only its blocks are.
+    /// [`StoreError::Unavailable`] when the packs cannot be listed, [`StoreError::Keys`] when the store is
+    /// encrypted. A pack that is damaged or cannot be read is no error here; only its blocks are.
     pub fn open(backend: Arc<dyn Backend>) -> Result<Self, StoreError> {
+        let files = PackFiles::plain(Arc::clone(&backend))?;
+        Self::with_files(backend, files)
+    }
+
+    /// Opens the store of `org` on `backend`, whose packs are encrypted from now on. An org without keys gets
+    /// some; packs that are there stay readable, and collections write them anew.
+    ///
+    /// # Errors
+    /// As [`PackStore::open`]; [`StoreError::Keys`] when the org's keys do not open with this master key.
+    pub fn open_encrypted(
+        backend: Arc<dyn Backend>,
+        org: &str,
+        master: &MasterKey,
+    ) -> Result<Self, StoreError> {
+        let any_pack = || {
+            let name = backend.list(&packs_dir()?)?.into_iter().find(|name| name.ends_with(PACK_SUFFIX));
+            name.map(|name| Ok(Key::new(&[PACKS_DIR, &name])?)).transpose()
+        };
+        let files = PackFiles::sealed(Arc::clone(&backend), org, master, any_pack)?;
+        Self::with_files(backend, files)
+    }
+
+    fn with_files(backend: Arc<dyn Backend>, files: PackFiles) -> Result<Self, StoreError> {
         let (identity, problem) = match StoreIdentity::establish(backend.as_ref()) {
             Ok(identity) => (Some(identity), None),
             Err(error @ StoreError::Damaged { .. }) => (None, Some(error.to_string())),
@@ -91,8 +142,10 @@ impl PackStore {
         };
         let store = Self {
             identity,
-            packs_dir: Key::new(&["packs"])?,
-            catalogue: RwLock::new(Catalogue::open(backend.cache_dir())),
+            packs_dir: packs_dir()?,
+            catalogue: RwLock::new(Catalogue::open(backend.cache_dir(), files.keys())),
+            hasher: files.hasher(),
+            files,
             frames: Mutex::default(),
             refresh: Mutex::default(),
             epoch: AtomicU64::new(0),
@@ -106,6 +159,20 @@ impl PackStore {
     /// Which store this was when it was opened; none when the file that says so is damaged.
     pub const fn identity(&self) -> Option<&StoreIdentity> {
         self.identity.as_ref()
+    }
+
+    /// A store with the same keys on another backend, which must be empty.
+    pub(crate) fn same_keys_on(&self, backend: Arc<dyn Backend>) -> Result<Self, StoreError> {
+        let files = self.files.on(Arc::clone(&backend));
+        Self::with_files(backend, files)
+    }
+
+    /// What its key ring says; none: it is not encrypted.
+    ///
+    /// # Errors
+    /// When the ring cannot be read.
+    pub fn keyring(&self) -> Result<Option<KeyringReport>, StoreError> {
+        OrgKeys::report(self.backend.as_ref())
     }
 
     /// What it stands on, for those who keep other files of the org beside its packs.
@@ -128,6 +195,7 @@ impl PackStore {
         // In this order: a pack that the list still shows and that is deleted later is in this list of condemned
         // ones, or in one of a later epoch.
         let condemned = Condemned::read(self.backend.as_ref())?;
+        self.files.reload_keys()?;
         self.condemn(&condemned);
         self.take_suspects()?;
         self.refresh()?;
@@ -216,7 +284,7 @@ impl PackStore {
     fn read_copy(&self, place: &Location, hash: &BlockHash) -> Result<Vec<u8>, CopyError> {
         let range = place.offset as usize..place.offset as usize + place.len as usize;
         let right =
-            |plain: &[u8]| plain.get(range.clone()).is_some_and(|bytes| BlockHash::of(bytes) == *hash);
+            |plain: &[u8]| plain.get(range.clone()).is_some_and(|bytes| self.hasher.hash(bytes) == *hash);
         if let Some(plain) = self.cached_frame(place)
             && right(&plain)
         {
@@ -224,9 +292,9 @@ impl PackStore {
         }
         let name = self.catalogue().name(place.pack);
         let key = self.key_of(&name).map_err(|error| CopyError::Damaged(error.to_string()))?;
-        let plain = pack::read_frame(&*self.backend, &key, &place.frame).map_err(|error| match error {
-            ReadFrameError::Backend(error) => CopyError::Backend(error),
-            ReadFrameError::Damaged(detail) => CopyError::Damaged(format!("pack {name}: {detail}")),
+        let plain = pack::read_frame(&self.files, &key, &place.frame).map_err(|error| match error {
+            ReadPackError::Backend(error) => CopyError::Backend(error),
+            ReadPackError::Damaged(detail) => CopyError::Damaged(format!("pack {name}: {detail}")),
         })?;
         if !right(&plain) {
             return Err(CopyError::Damaged("the hash differs".to_owned()));
@@ -304,11 +372,11 @@ impl PackStore {
             };
             let Ok(key) = self.key_of(&name) else { return false };
             !known
-                && match PackIndex::read(&*self.backend, &key) {
+                && match PackIndex::read(&self.files, &key) {
                     Ok(index) => !index.has(hash, &place.frame, place.offset),
                     // Its blocks are found again from its frames.
-                    Err(ReadIndexError::Damaged(_)) => true,
-                    Err(ReadIndexError::Backend(_)) => false,
+                    Err(ReadPackError::Damaged(_)) => true,
+                    Err(ReadPackError::Backend(_)) => false,
                 }
         })
     }
@@ -328,6 +396,10 @@ impl PackStore {
 }
 
 impl BlockStore for PackStore {
+    fn hasher(&self) -> &BlockHasher {
+        &self.hasher
+    }
+
     fn get(&self, hash: &BlockHash) -> Result<Vec<u8>, StoreError> {
         let places = self.copies(hash, false)?;
         if !places.is_empty()

@@ -7,7 +7,6 @@
 //! A change through a writable memory map shows in ctime only at its first write after a write-back; a process
 //! that is stopped by the caller while this runs (I12) cannot race, one that is not, can.
 
-mod buffer;
 mod file;
 mod job;
 mod scan;
@@ -26,6 +25,7 @@ use crate::block::{BlockStore, StoreError, Upload};
 use crate::excludes::Excludes;
 use crate::gaps::Gaps;
 use crate::manifest::{LinkTable, Root};
+use crate::object;
 use crate::progress::Progress;
 use crate::stat_cache::StatCache;
 use crate::sys;
@@ -327,8 +327,8 @@ fn walk(
         let hidden = job.hidden();
         counts.files += hidden.0;
         counts.bytes += hidden.1;
-        let root = Root { meta, listing, files: counts.files, bytes: counts.bytes, links }.encode();
-        let root = RootHash::from_bytes(*job.put(&root)?.as_bytes());
+        let root = Root { meta, listing, files: counts.files, bytes: counts.bytes, links };
+        let root = object::put_root(upload, &root)?;
         return Ok(Walked { root, counts, outcome: job.into_outcome() });
     }
 }

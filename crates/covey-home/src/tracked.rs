@@ -14,7 +14,6 @@
 //! ([`cross_check`]) asks for all of them.
 
 mod compare;
-mod file;
 mod index;
 mod known;
 mod links;
@@ -37,6 +36,7 @@ use crate::excludes::Excludes;
 use crate::manifest::{LinkTable, Root};
 use crate::object::{self, ObjectError};
 use crate::progress::Progress;
+use crate::read_file::{Buffers, FileReads};
 use crate::secure::{SecureError, SecureReport};
 use crate::sys;
 
@@ -188,15 +188,17 @@ pub fn secure_tracked(request: &TrackedRequest<'_>) -> Result<SecureReport, Trac
         }
     };
     let lower = lower::Lower::new(request, &root);
-    let changed = index::read(request, &lower, &*upload, &known, &base_links)?;
-    let upper = upper::scan(request, dir, &*upload, &known, &changed)?;
+    let buffers = Buffers::new();
+    let reads = FileReads { upload: &*upload, cancel: request.cancel, buffers: &buffers };
+    let changed = index::read(request, &lower, reads, &known, &base_links)?;
+    let upper = upper::scan(request, dir, reads, &known, &changed)?;
     let (listing, merged) = merge::run(request, &lower, &*upload, &upper, &changed)?;
     let meta = upper.root_meta.clone();
     let links = links::merge(&base_links, &changed, &merged);
-    let links = file::blob(&*upload, &LinkTable::new(links).encode())?;
+    let links = object::put_blob(&*upload, &LinkTable::new(links).encode())?;
     let totals = totals::sum(&lower, &root, &merged)?;
-    let new_root = Root { meta, listing, files: totals.files, bytes: totals.bytes, links }.encode();
-    let new_root = file::put(&*upload, &new_root)?;
+    let new_root = Root { meta, listing, files: totals.files, bytes: totals.bytes, links };
+    let root = object::put_root(&*upload, &new_root)?;
     let uploaded = upload.finish().map_err(SecureError::from)?;
     warnings.extend(upper.warnings.iter().cloned());
     if let Some(path) = request.known {
@@ -205,7 +207,6 @@ pub fn secure_tracked(request: &TrackedRequest<'_>) -> Result<SecureReport, Trac
             warnings.push(format!("what was read is not remembered: {error}"));
         }
     }
-    let root = RootHash::from_bytes(*new_root.as_bytes());
     Ok(SecureReport {
         root,
         generation: None,
@@ -224,13 +225,4 @@ pub fn secure_tracked(request: &TrackedRequest<'_>) -> Result<SecureReport, Trac
         skipped_paths: upper.skipped_paths,
         warnings,
     })
-}
-
-fn show(path: &[u8]) -> String {
-    String::from_utf8_lossy(path).into_owned()
-}
-
-/// A path and a name below it.
-fn join(dir: &[u8], name: &[u8]) -> Vec<u8> {
-    if dir.is_empty() { name.to_vec() } else { [dir, b"/", name].concat() }
 }

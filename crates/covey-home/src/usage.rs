@@ -14,7 +14,8 @@ use crate::collect::{CollectError, Marker};
 use crate::manifest::EntryBody;
 use crate::object;
 use crate::pack_store::PackStore;
-use crate::view::{Snapshot, ViewError, show};
+use crate::path::show;
+use crate::view::{Snapshot, ViewError};
 
 /// A path and what it holds.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -176,7 +177,11 @@ pub fn shares(store: &PackStore, own: &[RootHash], others: &[RootHash]) -> Resul
         let Some(contents) = store.pack_contents(&name)? else { continue };
         for block in contents.blocks.iter().filter(|block| ours.is_live(&block.hash)) {
             let stored = u64::from(block.stored_len);
-            if theirs.is_live(&block.hash) { shares.shared_bytes += stored } else { shares.exclusive_bytes += stored }
+            if theirs.is_live(&block.hash) {
+                shares.shared_bytes += stored
+            } else {
+                shares.exclusive_bytes += stored
+            }
         }
     }
     Ok(shares)

@@ -17,6 +17,7 @@ pub use walk::{WalkOptions, is_behind};
 use crate::block::BlockStore;
 use crate::manifest::{Entry, EntryBody, ListingPart, Meta, NAME_BYTES_MAX, PATH_BYTES_MAX, Root};
 use crate::object::{self, ObjectError};
+use crate::path::show;
 
 /// Why something in a snapshot cannot be shown.
 #[derive(Debug, thiserror::Error)]
@@ -69,10 +70,6 @@ impl ViewError {
 
 /// A name in a directory and what it is.
 pub(crate) type Named = (Vec<u8>, Entry);
-
-pub(crate) fn show(path: &[u8]) -> String {
-    String::from_utf8_lossy(path).into_owned()
-}
 
 /// Splits a path from the home's root in its names. Slashes at the ends do not count; the empty path is the root.
 ///

@@ -3,7 +3,8 @@
 //!
 //! `cargo run --release -p covey-mount --example bench-mount -- [--home DIR] [--entries N,N,…] [--manifest N]`:
 //! `--home` measures on a real home (only read), `--entries` on generated ones of these sizes, `--manifest` only
-//! writes the image of a made-up manifest, to show its memory. Scratch files are made in `TMPDIR`.
+//! writes the image of a made-up manifest, to show its memory. `--fill ROOT,STORE,CACHE` puts a state's contents into
+//! a cache, `--share ROOT,STORE,CACHE,DIR` materializes it from there. Scratch files are made in `TMPDIR`.
 
 use std::error::Error;
 use std::fs::{self, File};
@@ -17,7 +18,7 @@ use covey_home::manifest::{Blob, Content, Entry, EntryBody, ListingBuilder, Meta
 use covey_home::{
     Block, BlockStore, Excludes, MaterializeRequest, NoProgress, PackStore, SecureReport, SecureRequest,
 };
-use covey_mount::{Cache, Image, ImageRequest, MountRequest, MountedHome, SecureMounted};
+use covey_mount::{Cache, FillRequest, Image, ImageRequest, MountRequest, MountedHome, SecureMounted};
 use covey_types::{BlockHash, RootHash};
 use serde_json::{Value, json};
 
@@ -372,6 +373,40 @@ fn made_up(entries: u64) -> Outcome<Value> {
     }))
 }
 
+fn filled(root: &str, store: &str, cache: &Path) -> Outcome<Value> {
+    let store = PackStore::open_directory(Path::new(store), "bench")?;
+    let cache = Cache::open(cache, None)?;
+    let excludes = Excludes::none();
+    let root = root.parse().map_err(|_| "not a root")?;
+    let (cancel, progress) = (&NEVER, &NoProgress);
+    let image = Image::prepare(
+        &ImageRequest { root, store: &store, owner: (0, 0), excludes: &excludes, cancel, progress },
+        &cache.images(),
+    )?;
+    let report = cache.fill(&FillRequest { image: &image, store: &store, cancel, progress, threads: 0 })?;
+    if report.gap_count > 0 {
+        return Err("not everything could be fetched".into());
+    }
+    Ok(json!({"fetched": report.fetched, "fetched_bytes": report.fetched_bytes}))
+}
+
+fn shared(root: &str, store: &str, cache: &Path, dir: &Path) -> Outcome<Value> {
+    let store = PackStore::open_directory(Path::new(store), "bench")?;
+    let cache = Cache::open(cache, None)?;
+    let request = MaterializeRequest {
+        root: root.parse().map_err(|_| "not a root")?,
+        dir,
+        store: &store,
+        stat_cache: None,
+        excludes: &Excludes::none(),
+        owner: None,
+        cancel: &NEVER,
+        progress: &NoProgress,
+        threads: 0,
+    };
+    Ok(serde_json::to_value(covey_home::materialize_sharing(&request, Some(&cache))?)?)
+}
+
 fn main() -> Outcome<()> {
     let mut args = std::env::args().skip(1).filter(|arg| arg != "--json");
     let mut sizes: Vec<u64> = DEFAULT_ENTRIES.to_vec();
@@ -385,6 +420,15 @@ fn main() -> Outcome<()> {
             }
             "--manifest" => {
                 println!("{}", json!({"manifest": made_up(value.parse()?)?}));
+                return Ok(());
+            }
+            "--fill" | "--share" => {
+                let said = match value.split(',').collect::<Vec<_>>().as_slice() {
+                    [root, store, cache] => filled(root, store, Path::new(cache))?,
+                    [root, store, cache, dir] => shared(root, store, Path::new(cache), Path::new(dir))?,
+                    _ => return Err("three or four values, with commas between them".into()),
+                };
+                println!("{said}");
                 return Ok(());
             }
             "--entries" => sizes = value.split(',').map(str::parse).collect::<Result<_, _>>()?,

@@ -23,8 +23,8 @@ use std::io;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
-use covey_home::StoreError;
 use covey_home::manifest::Content;
+use covey_home::{BlockHasher, Contents, StoreError};
 use covey_types::{BlockHash, Fault};
 use serde::{Deserialize, Serialize};
 
@@ -89,6 +89,8 @@ pub struct Cache {
     dir: PathBuf,
     /// Bytes that contents may take on disk; what mounted images need is kept beyond it.
     limit_bytes: Option<u64>,
+    /// How the store that contents come from names its blocks.
+    hasher: BlockHasher,
     boot: String,
 }
 
@@ -98,6 +100,15 @@ impl Cache {
     /// # Errors
     /// When the directory cannot be used.
     pub fn open(dir: &Path, limit_bytes: Option<u64>) -> Result<Self, CacheError> {
+        Self::open_keyed(dir, limit_bytes, BlockHasher::PLAIN)
+    }
+
+    /// As [`Cache::open`], for contents of a store whose blocks are named with `hasher`. With another one than the
+    /// store's nothing wrong is believed; after a power cut everything is fetched again.
+    ///
+    /// # Errors
+    /// When the directory cannot be used.
+    pub fn open_keyed(dir: &Path, limit_bytes: Option<u64>, hasher: BlockHasher) -> Result<Self, CacheError> {
         for part in ["contents", "images", "pins", "tmp"] {
             let path = dir.join(part);
             // Private: who may read a home is for its mount to say.
@@ -105,7 +116,7 @@ impl Cache {
         }
         let boot = session::boot_id().map_err(io_error(Path::new(session::BOOT_ID)))?;
         let dir = dir.canonicalize().map_err(io_error(dir))?;
-        let cache = Self { dir, limit_bytes, boot };
+        let cache = Self { dir, limit_bytes, hasher, boot };
         cache.begin_session()?;
         cache.sweep()?;
         Ok(cache)
@@ -233,6 +244,12 @@ impl Cache {
             Err(fs::TryLockError::WouldBlock) => Ok(None),
             Err(fs::TryLockError::Error(error)) => Err(io_error(&path)(error)),
         }
+    }
+}
+
+impl Contents for Cache {
+    fn open(&self, content: &Content) -> Option<File> {
+        File::open(self.path_of(&ContentId::of(content)?)).ok()
     }
 }
 

@@ -6,6 +6,7 @@
 //! copy, its sandbox and its secures, and everything that happens to a home is one message in its queue, so
 //! messages of one home are in order and one home's long work never delays another's.
 
+mod evict;
 mod home;
 mod link;
 mod mark;
@@ -18,10 +19,10 @@ use std::fs::{File, TryLockError};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use covey_home::{Excludes, PackStore};
+use covey_home::{Excludes, MasterKey, PackStore};
 use covey_types::OrgId;
 use tokio_util::sync::CancellationToken;
 
@@ -40,6 +41,11 @@ pub struct RunnerConfig {
     pub data_dir: PathBuf,
     /// The directory store; none when the store is turned off (`COVEY_HOME_STORE=false`).
     pub store_dir: Option<PathBuf>,
+    /// Opens the store's keys; none: the store is not encrypted.
+    pub store_key: Option<MasterKey>,
+    /// Bytes that working copies may take that nothing runs on and that hold nothing unpublished; beyond it those
+    /// used longest ago go.
+    pub copies_limit: u64,
     /// Shown to people.
     pub name: String,
     /// What of a home is left out of snapshots.
@@ -50,12 +56,17 @@ pub struct RunnerConfig {
     pub orphan_term: Duration,
 }
 
+/// What working copies that rest may take where nothing else is said.
+const COPIES_LIMIT_BYTES: u64 = 64 << 30;
+
 impl RunnerConfig {
     /// The defaults of design section 5, for a runner that keeps its data in `data_dir`.
     pub fn new(data_dir: PathBuf, store_dir: Option<PathBuf>) -> Self {
         Self {
             data_dir,
             store_dir,
+            store_key: None,
+            copies_limit: COPIES_LIMIT_BYTES,
             name: "local".to_owned(),
             excludes: Excludes::from_setting(None),
             warm_limit: Duration::from_secs(30 * 60),
@@ -73,6 +84,8 @@ pub struct Runner {
     /// The next host uid to give away; see [`HOST_UID_FIRST`].
     next_uid: AtomicU32,
     is_root: bool,
+    /// Held while a copy begins to be used, or is evicted.
+    copies: Mutex<()>,
     /// Two runners on one data directory would each take the other's sandboxes and working copies (I5). The kernel
     /// gives the lock back when the process dies.
     _lock: File,
@@ -93,6 +106,7 @@ impl Runner {
             stores: Mutex::default(),
             next_uid: AtomicU32::new(HOST_UID_FIRST),
             is_root,
+            copies: Mutex::default(),
             _lock: lock,
         };
         for dir in [runner.homes_dir(), runner.run_dir()] {
@@ -114,6 +128,34 @@ impl Runner {
         link::run(self, dial, shutdown).await
     }
 
+    fn lock_copies(&self) -> MutexGuard<'_, ()> {
+        self.copies.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Removes working copies beyond the limit. Blocks.
+    fn keep_copies_within_limit(&self) {
+        let evicted = {
+            let _copies = self.lock_copies();
+            evict::evict(&self.homes_dir(), self.config.copies_limit)
+        };
+        match evicted {
+            Ok(evicted) if evicted.homes.is_empty() => {}
+            Ok(evicted) => {
+                let (homes, bytes) = (evicted.homes.len(), evicted.bytes);
+                tracing::info!(
+                    homes,
+                    bytes,
+                    "working copies beyond the limit are removed; wakes put them back"
+                );
+            }
+            Err(error) => tracing::warn!(%error, "the size of working copies cannot be told"),
+        }
+        // What an earlier runner has left is deleted, too.
+        if let Err(error) = evict::delete_evicted(&self.homes_dir()) {
+            tracing::warn!(%error, "an evicted working copy cannot be deleted");
+        }
+    }
+
     fn homes_dir(&self) -> PathBuf {
         self.config.data_dir.join("homes")
     }
@@ -129,7 +171,8 @@ impl Runner {
         if let Some(store) = stores.get(&org) {
             return Ok(Some(Arc::clone(store)));
         }
-        let store = Arc::new(PackStore::open_directory(store_dir, &org.to_string())?);
+        let key = self.config.store_key.as_ref();
+        let store = Arc::new(PackStore::open_directory_with(store_dir, &org.to_string(), key)?);
         stores.insert(org, Arc::clone(&store));
         Ok(Some(store))
     }

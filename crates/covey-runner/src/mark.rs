@@ -6,6 +6,7 @@
 use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
+use std::time::SystemTime;
 
 use covey_types::{FencingToken, Generation, HomeId, OrgId, RootHash, StepId};
 use serde::{Deserialize, Serialize};
@@ -33,7 +34,20 @@ pub(crate) struct Mark {
     /// The sandbox was parked when its runner ended in good order and was thawed only for that.
     #[serde(default)]
     pub(crate) parked: bool,
+    /// The copy holds nothing that is not published, and nothing runs on it.
+    #[serde(default)]
+    pub(crate) settled: Option<Settled>,
 }
+
+/// See [`Mark::settled`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Settled {
+    /// Bytes of its files.
+    pub(crate) bytes: u64,
+}
+
+/// Where a copy stands that is being deleted.
+pub(crate) const GIVEN_UP: &str = "given-up";
 
 /// An unanswered publish.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -112,6 +126,23 @@ impl HomeDir {
     }
 }
 
+impl HomeDir {
+    /// When the mark was last written.
+    pub(crate) fn used_at(&self) -> io::Result<SystemTime> {
+        fs::metadata(self.mark())?.modified()
+    }
+
+    /// Takes a copy out of the way that is to be deleted: the next wake puts the home back from the store.
+    pub(crate) fn give_up_files(&self) -> io::Result<()> {
+        let given_up = self.path.join(GIVEN_UP);
+        match fs::remove_dir_all(&given_up) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+        fs::rename(self.files(), given_up)
+    }
+}
+
 /// Every home with a readable mark below `homes_dir`.
 pub(crate) fn all(homes_dir: &Path) -> io::Result<Vec<(HomeId, Mark)>> {
     let mut marks = Vec::new();
@@ -142,6 +173,7 @@ mod tests {
             token: FencingToken(9),
             step: None,
             parked: false,
+            settled: None,
         }
     }
 

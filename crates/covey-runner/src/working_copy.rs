@@ -86,6 +86,8 @@ pub(crate) fn prepare(
     };
     make_private_dir(dir.path()).map_err(local("make a directory"))?;
     let owner = runner.host_owner(mark.as_ref().map(|m| m.host_uid));
+    // Until the new mark says that the copy is in use, it must not be evicted.
+    let copies = runner.lock_copies();
     let exists = dir.files().symlink_metadata().is_ok();
     let mut mark = mark.filter(|_| exists);
     let current = mark.as_mut().is_some_and(|mark| is_current(mark, generation, root));
@@ -101,6 +103,7 @@ pub(crate) fn prepare(
         token,
         step,
         parked: false,
+        settled: None,
     };
     make_outputs(dir, runner.is_root.then_some(owner)).map_err(local("make the outputs directory"))?;
     if current {
@@ -113,6 +116,7 @@ pub(crate) fn prepare(
     };
     fresh.materializing = true;
     dir.write_mark(&fresh).map_err(local("write the mark"))?;
+    drop(copies);
     let mut gaps = Vec::new();
     let source = match root {
         Some(root) => {

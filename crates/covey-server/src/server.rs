@@ -43,11 +43,7 @@ impl Server {
     ///
     /// # Errors
     /// When the database fails.
-    pub async fn start(
-        db: Db,
-        model: Arc<dyn Model>,
-        stores: Option<Stores>,
-    ) -> Result<Self, StartError> {
+    pub async fn start(db: Db, model: Arc<dyn Model>, stores: Option<Stores>) -> Result<Self, StartError> {
         let org = db
             .write("take over", |tx| {
                 // The lock beside the database says that no other server lives, so neither do its drivers.

@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use covey_home::{PackStore, StoreError};
+use covey_home::{MasterKey, PackStore, StoreError};
 use covey_types::{Fault, OrgId};
 use tokio::sync::Semaphore;
 
@@ -28,11 +28,13 @@ pub trait OpenStore: Send + Sync + std::fmt::Debug {
 pub struct DirectoryStores {
     /// The directory.
     pub path: PathBuf,
+    /// Opens the orgs' keys; none: the stores are not encrypted.
+    pub key: Option<MasterKey>,
 }
 
 impl OpenStore for DirectoryStores {
     fn open(&self, org: OrgId) -> Result<PackStore, StoreError> {
-        PackStore::open_directory(&self.path, &org.to_string())
+        PackStore::open_directory_with(&self.path, &org.to_string(), self.key.as_ref())
     }
 }
 
@@ -77,9 +79,9 @@ impl Stores {
         Self { inner: Arc::new(Inner { open, opened: Mutex::default(), reads }) }
     }
 
-    /// Stores in a directory of this host.
-    pub fn in_directory(path: PathBuf) -> Self {
-        Self::new(Box::new(DirectoryStores { path }))
+    /// Stores in a directory of this host, opened with `key` if they are encrypted.
+    pub fn in_directory(path: PathBuf, key: Option<MasterKey>) -> Self {
+        Self::new(Box::new(DirectoryStores { path, key }))
     }
 
     /// The org's store, opened at most once; blocks.
@@ -138,7 +140,7 @@ mod tests {
     #[tokio::test]
     async fn a_panic_gives_its_turn_back_and_each_org_has_its_own_store() {
         let dir = tempfile::tempdir().unwrap();
-        let stores = Stores::in_directory(dir.path().to_owned());
+        let stores = Stores::in_directory(dir.path().to_owned(), None);
         let org = |n| OrgId::from_uuid(Uuid::from_u128(n));
         for _ in 0..STORE_READS_MAX + 1 {
             let panicked = stores.with(org(1), |_| panic!("on purpose")).await;

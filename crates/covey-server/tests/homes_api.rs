@@ -44,7 +44,7 @@ impl World {
             .unwrap();
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("http://{}", listener.local_addr().unwrap());
-        let stores = Stores::in_directory(dir.path().join("store"));
+        let stores = Stores::in_directory(dir.path().join("store"), None);
         let api = Api::new(db.clone(), Some(stores), CancellationToken::new());
         tokio::spawn(async move { serve(listener, api.router(), &api).await });
         rustls::crypto::ring::default_provider().install_default().unwrap_or_default();
@@ -100,8 +100,7 @@ impl World {
     }
 
     fn secure(&self) -> SecureReport {
-        let store =
-            PackStore::open_directory(&self.dir.path().join("store"), &self.org.to_string()).unwrap();
+        let store = PackStore::open_directory(&self.dir.path().join("store"), &self.org.to_string()).unwrap();
         covey_home::secure(&SecureRequest {
             dir: &self.dir(),
             store: &store,
@@ -341,7 +340,8 @@ async fn a_fork_is_another_agents_home_with_the_same_bytes() {
     let world = two_generations().await;
     let forked = world.post("fork", json!({"generation": 1, "name": "twin"})).await;
     assert_eq!(forked["generation"], 1);
-    let agent = world.answer(world.request(Method::GET, &format!("/v1/agents/{}", forked["agent_id"].as_str().unwrap())));
+    let agent = world
+        .answer(world.request(Method::GET, &format!("/v1/agents/{}", forked["agent_id"].as_str().unwrap())));
     let agent = agent.await.1;
     assert_eq!((&agent["name"], &agent["model"]["id"]), (&json!("twin"), &json!("m")));
     let tree = format!("/v1/covey/homes/{}/tree?recursive=true", forked["id"].as_str().unwrap());
@@ -382,7 +382,10 @@ async fn an_archive_goes_out_and_comes_back_as_the_same_state() {
 async fn usage_says_where_the_bytes_are_and_whose() {
     let world = two_generations().await;
     let usage = world.get("usage?shares=true&parts=2").await;
-    assert_eq!((&usage["files"], &usage["directories"], &usage["entries"]), (&json!(4), &json!(2), &json!(7)));
+    assert_eq!(
+        (&usage["files"], &usage["directories"], &usage["entries"]),
+        (&json!(4), &json!(2), &json!(7))
+    );
     assert_eq!(usage["largest_files"][0]["path"], "hole");
     assert_eq!(usage["snapshots"], 2);
     assert!(usage["exclusive_bytes"].as_u64().unwrap() > 0 && usage["shared_bytes"] == 0, "{usage}");
@@ -398,7 +401,9 @@ async fn usage_says_where_the_bytes_are_and_whose() {
 #[tokio::test]
 async fn rules_are_set_one_by_one_and_a_slip_of_the_pen_is_refused() {
     let world = two_generations().await;
-    let set = world.send(Method::PUT, &world.of_home("rules"), json!({"keep_newest": 5, "bytes_max": 2 << 20})).await;
+    let set = world
+        .send(Method::PUT, &world.of_home("rules"), json!({"keep_newest": 5, "bytes_max": 2 << 20}))
+        .await;
     assert_eq!((&set["keep_newest"], &set["effective"]["bytes_max"]), (&json!(5), &json!(2 << 20)));
     let org = json!({"files_max": 3, "org_bytes_max": 9 << 20});
     let org = world.send(Method::PUT, "/v1/covey/rules", org).await;
@@ -439,8 +444,7 @@ async fn a_root_that_is_not_in_the_store_is_not_imported_and_a_strangers_home_do
     ] {
         let url = format!("{}{}", world.url, world.of_home(what));
         let request = world.http.request(method.clone(), url);
-        let (status, body) =
-            world.answer(request.bearer_auth(&world.strangers_token).json(&body)).await;
+        let (status, body) = world.answer(request.bearer_auth(&world.strangers_token).json(&body)).await;
         assert_eq!(status, StatusCode::NOT_FOUND, "{method} {what}: {body}");
     }
 }

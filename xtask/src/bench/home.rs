@@ -16,10 +16,11 @@ mod us;
 use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
-use clap::Args;
+use clap::{Args, ValueEnum as _};
 use serde_json::{Value, json};
 
 use claim::Row;
+use rows::{Plan, Work};
 use us::Us;
 
 /// What to measure on.
@@ -40,6 +41,12 @@ pub(crate) struct HomeArgs {
     /// Measure only ourselves and the floors.
     #[arg(long)]
     no_peers: bool,
+    /// Measure only these, in this order [default: all].
+    #[arg(long, value_enum, value_delimiter = ',', value_name = "ROWS")]
+    rows: Vec<Work>,
+    /// Go on where an earlier run in the same directory has ended; what it has measured is part of the report.
+    #[arg(long)]
+    resume: bool,
     /// Instead: peak memory on a generated tree of so many entries; may be given several times.
     #[arg(long, value_name = "ENTRIES")]
     scale: Vec<u64>,
@@ -59,21 +66,38 @@ pub(crate) fn run(root: &Path, args: &HomeArgs) -> anyhow::Result<()> {
     let us = Us::build(root)?;
     let rows = if args.scale.is_empty() {
         let home = args.home.as_deref().context("say --home DIR")?.canonicalize()?;
-        rows::measure(&us, &home, &work, args.runs, !args.no_peers)?
+        let works = if args.rows.is_empty() { Work::value_variants().to_vec() } else { args.rows.clone() };
+        let (runs, with_peers, resume) = (args.runs, !args.no_peers, args.resume);
+        rows::measure(&us, &Plan { works, runs, with_peers, resume, home: &home, work: &work })?
     } else {
-        scale::measure(&us, &work, &args.scale)?
+        let rows = scale::measure(&us, &work, &args.scale)?;
+        rows.iter().for_each(|row| eprintln!("{}", row.line()));
+        rows.iter().map(Row::json).collect()
     };
-    for row in &rows {
-        eprintln!("{}", row.line());
-    }
     if args.json {
         println!("{}", report(&rows));
     }
     Ok(())
 }
 
-/// `ok` only when everything that must hold was shown to hold.
-fn report(rows: &[Row]) -> Value {
-    let ok = rows.iter().all(|row| row.must().is_none() || row.holds() == Some(true));
-    json!({ "ok": ok, "rows": rows.iter().map(Row::json).collect::<Vec<_>>() })
+/// `ok` only when there is a row, and everything that must hold was shown to hold.
+fn report(rows: &[Value]) -> Value {
+    let ok = !rows.is_empty() && rows.iter().all(|row| row["must"].is_null() || row["holds"] == true);
+    json!({ "ok": ok, "rows": rows })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_report_is_good_only_when_every_must_was_shown_to_hold() {
+        let row = |must: Value, holds: Value| json!({ "must": must, "holds": holds });
+        let (good, free) = (row(json!("a"), json!(true)), row(Value::Null, Value::Null));
+        assert_eq!(report(&[good.clone(), free.clone()])["ok"], true);
+        for bad in [row(json!("a"), json!(false)), row(json!("a"), Value::Null)] {
+            assert_eq!(report(&[good.clone(), bad, free.clone()])["ok"], false);
+        }
+        assert_eq!(report(&[])["ok"], false);
+    }
 }

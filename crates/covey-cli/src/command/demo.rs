@@ -21,6 +21,7 @@ use serde_json::{Value, json};
 
 use crate::exit_code::ExitCode;
 use crate::global::Global;
+use crate::store_key;
 
 use self::compare::{first_difference, shown, unpaired_calls, was_interrupted, without_interrupted_call};
 use self::run::{Loss, Outcome};
@@ -211,7 +212,11 @@ fn one_run(place: &Place<'_>, name: &str, losses: &[Loss]) -> Result<Run> {
 
 /// Puts a run's published home on an empty directory, from its store and nothing else.
 fn put_back(world: &World, outcome: &Outcome, target: &Path) -> Result<()> {
-    let store = PackStore::open_directory(&world.store_dir(), &outcome.org)?;
+    let store = PackStore::open_directory_with(
+        &world.store_dir(),
+        &outcome.org,
+        store_key::from_setting()?.as_ref(),
+    )?;
     covey_home::materialize(&MaterializeRequest {
         root: outcome.root.parse().context("the published root")?,
         dir: target,

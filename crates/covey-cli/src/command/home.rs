@@ -10,8 +10,9 @@ mod mounted;
 mod rules;
 mod source;
 
+use std::ffi::OsString;
 use std::os::unix::ffi::OsStrExt as _;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::{Args, Subcommand};
 use covey_home::{MaterializeError, MaterializeReport, Pointers, SecureReport};
@@ -27,6 +28,7 @@ use crate::client::{Client, id_path};
 use crate::exit_code::{ExitCode, Refusal};
 use crate::global::Global;
 use crate::output::{self, card, field};
+use crate::store_key::StoreKey;
 
 /// What to do with homes.
 #[derive(Debug, Subcommand)]
@@ -112,7 +114,7 @@ pub(crate) enum HomeCommand {
         place: Place,
         /// From the home's root [default: the home itself].
         #[arg(default_value = "", hide_default_value = true)]
-        path: PathBuf,
+        path: OsString,
         /// What is in the directories below as well.
         #[arg(long, short = 'R')]
         recursive: bool,
@@ -143,7 +145,7 @@ pub(crate) enum HomeCommand {
         session: Option<String>,
         /// At and below this path only.
         #[arg(long, default_value = "", hide_default_value = true)]
-        path: PathBuf,
+        path: OsString,
         /// Texts line by line as well.
         #[arg(long, short = 't')]
         text: bool,
@@ -157,7 +159,7 @@ pub(crate) enum HomeCommand {
         generation: GenerationName,
         /// From the home's root [default: the home itself].
         #[arg(default_value = "", hide_default_value = true)]
-        path: PathBuf,
+        path: OsString,
         /// Also when the agent's last step is not secured: what it changed then stays only on the runner's host.
         #[arg(long)]
         force: bool,
@@ -204,7 +206,7 @@ pub(crate) enum HomeCommand {
         place: Place,
         /// Count at and below this directory [default: the home itself].
         #[arg(default_value = "", hide_default_value = true)]
-        path: PathBuf,
+        path: OsString,
         /// Tell of directories so far down.
         #[arg(long, default_value_t = 1)]
         depth: usize,
@@ -228,7 +230,13 @@ pub(crate) enum HomeCommand {
 #[derive(Debug, Args)]
 pub(crate) struct AtGeneration {
     /// Which snapshot: a number, `current`, or -1 for the one before.
-    #[arg(long, short = 'g', value_name = "GENERATION", default_value = "current", allow_hyphen_values = true)]
+    #[arg(
+        long,
+        short = 'g',
+        value_name = "GENERATION",
+        default_value = "current",
+        allow_hyphen_values = true
+    )]
     generation: GenerationName,
 }
 
@@ -244,6 +252,8 @@ pub(crate) struct StorePlace {
     /// The home's name in the store.
     #[arg(long)]
     home: String,
+    #[command(flatten)]
+    key: StoreKey,
 }
 
 pub(crate) async fn run(global: &Global, command: &HomeCommand) -> anyhow::Result<ExitCode> {
@@ -268,7 +278,7 @@ pub(crate) async fn run(global: &Global, command: &HomeCommand) -> anyhow::Resul
         HomeCommand::Log { place } => history::log(global, &Source::open(global, place).await?).await?,
         HomeCommand::Ls { place, path, recursive, at } => {
             let source = Source::open(global, place).await?;
-            history::ls(global, &source, at.generation, path, *recursive).await?;
+            history::ls(global, &source, at.generation, Path::new(path), *recursive).await?;
         }
         HomeCommand::Cat { place, path, at } => {
             history::cat(&Source::open(global, place).await?, at.generation, path).await?;
@@ -279,7 +289,14 @@ pub(crate) async fn run(global: &Global, command: &HomeCommand) -> anyhow::Resul
             history::diff(global, &Source::open(global, place).await?, &compare).await?;
         }
         HomeCommand::Restore { place, generation, path, force } => {
-            change::restore(global, &Source::open(global, place).await?, *generation, path, *force).await?;
+            change::restore(
+                global,
+                &Source::open(global, place).await?,
+                *generation,
+                Path::new(path),
+                *force,
+            )
+            .await?;
         }
         HomeCommand::Fork { place, name, to, at, force } => {
             let target = ForkTarget { name: name.as_deref(), to: to.as_deref(), force: *force };
@@ -308,7 +325,7 @@ pub(crate) async fn run(global: &Global, command: &HomeCommand) -> anyhow::Resul
 
 fn secure(
     global: &Global,
-    dir: &std::path::Path,
+    dir: &Path,
     place: &StorePlace,
     fencing_token: Option<u64>,
     scan: bool,
@@ -317,7 +334,7 @@ fn secure(
     let pointers = Pointers::open(&place.store, &place.org)?;
     let newest = pointers.current(&place.home)?.map_or(FencingToken(0), |current| current.token);
     let token = fencing_token.map_or(newest, FencingToken);
-    let local = local::LocalStore::open(&place.store, &place.org)?;
+    let local = local::LocalStore::open(place)?;
     let tracked = match scan {
         true => None,
         false => mounted::secure_and_publish(&local, dir, &place.home, &pointers, token, cross_check)?,
@@ -371,14 +388,14 @@ fn root_to_use(
 
 fn materialize(
     global: &Global,
-    dir: &std::path::Path,
+    dir: &Path,
     place: &StorePlace,
     (generation, root): (Option<u64>, Option<RootHash>),
     replace: bool,
 ) -> anyhow::Result<ExitCode> {
     let pointers = Pointers::open(&place.store, &place.org)?;
     let root = root_to_use(&pointers, place, generation, root)?;
-    let local = local::LocalStore::open(&place.store, &place.org)?;
+    let local = local::LocalStore::open(place)?;
     if !replace {
         local.refuse_unknown(dir, &place.home)?;
     }

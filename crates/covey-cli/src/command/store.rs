@@ -1,5 +1,6 @@
 //! `covey store`: the store as a whole. One file for each thing to do with it.
 
+mod key;
 mod place;
 mod repair;
 mod verify;
@@ -18,11 +19,15 @@ pub(crate) enum StoreCommand {
     Verify(verify::VerifyArgs),
     /// Write what is lost or damaged anew, from wherever the right bytes still are.
     Repair(repair::RepairArgs),
+    /// Keys of encrypted stores; no server needed.
+    #[command(subcommand)]
+    Key(key::KeyCommand),
 }
 
 pub(crate) async fn run(global: &Global, command: &StoreCommand) -> anyhow::Result<ExitCode> {
     match command {
         StoreCommand::Verify(args) => verify::run(global, args).await,
         StoreCommand::Repair(args) => repair::run(global, args).await,
+        StoreCommand::Key(command) => key::run(global, command),
     }
 }

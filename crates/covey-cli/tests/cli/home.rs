@@ -112,7 +112,8 @@ fn only_a_working_copy_of_the_home_is_materialized_over_without_asking() {
     // Of another home it is no working copy.
     let other = ["home", "secure", "dir", "--json", "--store", "store", "--org", "o", "--home", "other"];
     place.json(&other);
-    let over = place.run(&["home", "materialize", "moved", "--store", "store", "--org", "o", "--home", "other"]);
+    let over =
+        place.run(&["home", "materialize", "moved", "--store", "store", "--org", "o", "--home", "other"]);
     assert_eq!(over.code, 5, "{over:?}");
     assert!(copy.join("mine").exists() && place.path().join("moved/run").exists());
 }

@@ -102,7 +102,8 @@ fn both() -> [World; 2] {
 fn snapshots_are_listed_looked_into_and_compared() {
     for world in both() {
         let log = world.json("log", &[]);
-        let numbers: Vec<_> = log["data"].as_array().unwrap().iter().map(|row| row["generation"].clone()).collect();
+        let numbers: Vec<_> =
+            log["data"].as_array().unwrap().iter().map(|row| row["generation"].clone()).collect();
         assert_eq!(numbers, [json!(2), json!(1)]);
         assert!(world.said("log", &[]).contains("KEPT BY"));
 
@@ -168,7 +169,8 @@ fn an_archive_leaves_and_enters_with_all_that_is_kept() {
         fs::write(world.place.path().join("noise"), [7; 4096]).unwrap();
         world.refused("import", &["noise"], 2, "archive");
         world.refused("import", &["missing.tar"], 1, "missing.tar");
-        let left: Vec<_> = fs::read_dir(world.place.path()).unwrap().map(|e| e.unwrap().file_name()).collect();
+        let left: Vec<_> =
+            fs::read_dir(world.place.path()).unwrap().map(|e| e.unwrap().file_name()).collect();
         assert!(left.iter().all(|name| !name.to_string_lossy().starts_with(".tmp")), "{left:?}");
     }
 }
@@ -177,7 +179,10 @@ fn an_archive_leaves_and_enters_with_all_that_is_kept() {
 fn usage_tells_the_largest_and_what_no_other_home_needs() {
     for world in both() {
         let usage = world.json("usage", &["--shares"]);
-        assert_eq!((&usage["files"], &usage["directories"], &usage["bytes"]), (&json!(2), &json!(1), &json!(17)));
+        assert_eq!(
+            (&usage["files"], &usage["directories"], &usage["bytes"]),
+            (&json!(2), &json!(1), &json!(17))
+        );
         assert_eq!(usage["largest_files"][0]["path"], "src/main.rs");
         assert!(usage["exclusive_bytes"].as_u64().unwrap() > 0 && usage["shared_bytes"] == 0, "{usage}");
         let text = world.said("usage", &["src", "-g", "1"]);

@@ -24,7 +24,7 @@ impl RealServer {
         let (stop, store) = (CancellationToken::new(), dir.join("server-store"));
         let (said, told) = std::sync::mpsc::channel();
         let (db_path, stores, stopping) =
-            (dir.join("covey.db"), Stores::in_directory(store.clone()), stop.clone());
+            (dir.join("covey.db"), Stores::in_directory(store.clone(), None), stop.clone());
         let thread = thread::spawn(move || {
             let runtime = tokio::runtime::Runtime::new().unwrap();
             runtime.block_on(async {

@@ -418,7 +418,9 @@ fn a_home_that_was_replaced_is_told_to_the_model_with_the_next_message_and_opens
     w.say("go on");
     w.settle_to_model();
     let request = serde_json::to_string(&w.session.request()).unwrap();
-    assert!(request.contains("put back") && request.contains("generation 2") && request.contains("generation 5"));
+    assert!(
+        request.contains("put back") && request.contains("generation 2") && request.contains("generation 5")
+    );
     assert!(request.find("put back").unwrap() < request.find("go on").unwrap(), "in the order of events");
 }
 

@@ -9,8 +9,9 @@ use super::{ArchiveError, ArchiveReport, pax};
 use crate::block::BlockStore;
 use crate::manifest::{Content, DeviceNumber, Entry, EntryBody, Extent, Meta, Time};
 use crate::object;
+use crate::path::show;
 use crate::progress::Progress;
-use crate::view::{FileReader, Snapshot, ViewError, show};
+use crate::view::{FileReader, Snapshot, ViewError};
 
 const BLOCK: usize = 512;
 /// What a header's octal fields can say; more goes into a pax record.

@@ -11,13 +11,14 @@ use super::stream::{Member, Members};
 use super::tree::{Tree, TreeError};
 use super::{ArchiveError, ArchiveReport, pax};
 use crate::block::{BlockStore, Upload};
-use crate::edit::{put, put_blob};
 use crate::manifest::{
     Content, ContentMap, DEPTH_MAX, DeviceNumber, Entry, EntryBody, Extent, Meta, Time, Xattr, Xattrs,
     for_each_window, is_kept_xattr,
 };
+use crate::object::{put, put_blob};
+use crate::path::show;
 use crate::progress::Progress;
-use crate::view::{components, show};
+use crate::view::components;
 
 /// Names in one archive; each costs some 200 bytes of memory while it is read.
 pub const ENTRIES_MAX: u64 = 5_000_000;

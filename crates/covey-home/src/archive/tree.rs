@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use covey_types::{BlockHash, RootHash};
 
 use crate::block::{StoreError, Upload};
-use crate::edit::{put, put_blob};
 use crate::manifest::{Blob, Content, Entry, EntryBody, LinkTable, ListingBuilder, Meta, Root, Time};
+use crate::object::{put, put_blob, put_root};
 
 /// An inode that several names may have.
 pub(super) type Inode = usize;
@@ -135,8 +135,7 @@ impl Tree {
             bytes: writer.bytes,
             links: put_blob(upload, &links.encode())?,
         };
-        let hash = put(upload, &root.encode())?;
-        Ok((RootHash::from_bytes(*hash.as_bytes()), root.files, root.bytes))
+        Ok((put_root(upload, &root)?, root.files, root.bytes))
     }
 }
 

@@ -18,7 +18,7 @@ use super::report::RepairReport;
 use super::sieve::Sieve;
 use super::walk::{Lost, Walk};
 use super::{NamedRoot, RootNames};
-use crate::block::{Block, BlockStore, StoreError};
+use crate::block::{BlockStore, StoreError};
 use crate::collect::Condemned;
 use crate::excludes::Excludes;
 use crate::identity::StoreIdentity;
@@ -266,7 +266,7 @@ fn take_from(
         }
         match from.get(&hash) {
             Ok(bytes) => {
-                upload.put(&Block::of(&bytes)?)?;
+                upload.put(&upload.hasher().block(&bytes)?)?;
                 request.progress.bytes_done(bytes.len() as u64);
                 wanted.remove(&hash);
                 count += 1;

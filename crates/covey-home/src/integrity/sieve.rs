@@ -7,7 +7,7 @@ use std::sync::{Mutex, PoisonError};
 
 use covey_types::BlockHash;
 
-use crate::block::{Block, BlockStore, StoreError, Upload, UploadReport};
+use crate::block::{Block, BlockHasher, BlockStore, StoreError, Upload, UploadReport};
 
 /// Passes on what is wanted, once.
 #[derive(Debug)]
@@ -28,6 +28,10 @@ impl<'a> Sieve<'a> {
 }
 
 impl BlockStore for Sieve<'_> {
+    fn hasher(&self) -> &BlockHasher {
+        self.upload.hasher()
+    }
+
     fn get(&self, hash: &BlockHash) -> Result<Vec<u8>, StoreError> {
         Err(StoreError::Absent { hash: *hash })
     }
@@ -45,6 +49,10 @@ impl BlockStore for Sieve<'_> {
 struct Through<'a>(&'a Sieve<'a>);
 
 impl Upload for Through<'_> {
+    fn hasher(&self) -> &BlockHasher {
+        self.0.upload.hasher()
+    }
+
     fn put(&self, block: &Block<'_>) -> Result<bool, StoreError> {
         let is_wanted = self.0.wanted.lock().unwrap_or_else(PoisonError::into_inner).remove(&block.hash());
         if is_wanted { self.0.upload.put(block) } else { Ok(false) }

@@ -15,7 +15,11 @@ use super::job::Job;
 use super::meta;
 use crate::manifest::{Content, DeviceNumber, Entry, EntryBody, Extent, MalformedObject, Meta, Xattrs};
 use crate::object::{self, ObjectError};
+use crate::path::show;
 use crate::sys::{self, Stat};
+
+/// From this size on a file shares its blocks: below, asking for that costs more than writing.
+const SHARED_BYTES_MIN: u64 = 64 * 1024;
 
 /// A file that was under the name before, open, with the content that the stat cache proves.
 #[derive(Debug)]
@@ -52,7 +56,7 @@ impl Old {
     }
 
     /// A window's bytes out of the old file, if it has them at the same place; their hash is checked.
-    fn read(&self, block: &BlockHash, extents: &[Extent]) -> Option<Vec<u8>> {
+    fn read(&self, job: &Job<'_>, block: &BlockHash, extents: &[Extent]) -> Option<Vec<u8>> {
         self.windows.get(block).filter(|old| old.as_slice() == extents)?;
         let mut bytes = vec![0; extents.iter().map(|extent| extent.len).sum::<u64>() as usize];
         let mut filled = 0;
@@ -61,7 +65,7 @@ impl Old {
             self.file.read_exact_at(&mut bytes[filled..end], extent.start).ok()?;
             filled = end;
         }
-        (BlockHash::of(&bytes) == *block).then_some(bytes)
+        (job.request.store.hasher().hash(&bytes) == *block).then_some(bytes)
     }
 }
 
@@ -96,7 +100,7 @@ pub(super) fn create(
 ) -> Result<Option<Stat>, MaterializeError> {
     let failed = |error: io::Error| match error.kind() {
         // We have just made sure that it does not exist: the file system folds names.
-        io::ErrorKind::AlreadyExists => MaterializeError::NamesCollide { path: super::job::show(&path()) },
+        io::ErrorKind::AlreadyExists => MaterializeError::NamesCollide { path: show(&path()) },
         _ => job.target(&path(), error),
     };
     match &entry.body {
@@ -115,14 +119,14 @@ pub(super) fn create(
         EntryBody::Fifo | EntryBody::Socket | EntryBody::CharacterDevice(_) | EntryBody::BlockDevice(_) => {
             let (kind, number) = node_of(&entry.body);
             if let Some(reason) = refusal(job, number) {
-                job.warn(format!("`{}`: a device node is not created {reason}", super::job::show(&path())));
+                job.warn(format!("`{}`: a device node is not created {reason}", show(&path())));
                 return Ok(None);
             }
             let number = rustix::fs::makedev(number.major, number.minor);
             match rustix::fs::mknodat(dir, name, kind, Mode::RUSR | Mode::WUSR, number) {
                 Ok(()) => {}
                 Err(rustix::io::Errno::PERM) if number != 0 => {
-                    let path = super::job::show(&path());
+                    let path = show(&path());
                     job.warn(format!("`{path}`: a device node is not created: no permission"));
                     return Ok(None);
                 }
@@ -133,16 +137,17 @@ pub(super) fn create(
             sys::stat_at(dir, name).map(Some).map_err(failed)
         }
         EntryBody::File(content) => {
+            let here = if content.size() >= SHARED_BYTES_MIN { job.content_here(content) } else { None };
             // The first block before the file: the usual gap then leaves nothing to clean up.
             let whole = match content {
-                Content::Whole { size, block } => match fetch(job, block, *size) {
+                Content::Whole { size, block } if here.is_none() => match fetch(job, block, *size) {
                     Ok(bytes) => Some(bytes),
                     Err(error) => {
                         job.gap_of(path(), entry.encode(), error)?;
                         return Ok(None);
                     }
                 },
-                Content::Nothing { .. } | Content::Mapped { .. } => None,
+                Content::Nothing { .. } | Content::Mapped { .. } | Content::Whole { .. } => None,
             };
             let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
             let simple = meta::is_simple(job, &entry.meta);
@@ -150,7 +155,12 @@ pub(super) fn create(
                 if simple { Mode::from_raw_mode(entry.meta.mode.into()) } else { Mode::RUSR | Mode::WUSR };
             let file = rustix::fs::openat(dir, name, flags, mode).map_err(|error| failed(error.into()))?;
             let file = File::from(file);
+            let shared = match here {
+                Some(here) => share(job, &file, &here, content).map_err(failed)?,
+                None => false,
+            };
             let written = match whole {
+                _ if shared => Ok(content.size()),
                 Some(bytes) => {
                     file.write_all_at(&bytes, 0).map(|()| bytes.len() as u64).map_err(WriteError::Target)
                 }
@@ -216,8 +226,29 @@ fn fetch(job: &Job<'_>, block: &BlockHash, len: u64) -> Result<Vec<u8>, ObjectEr
     Ok(bytes)
 }
 
+/// Makes the new file share the blocks of one that is here; false: the file is as empty as it was.
+fn share(job: &Job<'_>, file: &File, here: &File, content: &Content) -> io::Result<bool> {
+    if rustix::fs::ioctl_ficlone(file, here).is_err() {
+        // Not on this file system, or not across two of them.
+        job.share_nothing();
+        return Ok(false);
+    }
+    let is_whole = sys::stat_fd(file)?.size == content.size();
+    if is_whole {
+        job.count_shared(content.size());
+    } else {
+        // Whatever it was, it was not the content.
+        rustix::fs::ftruncate(file, 0)?;
+    }
+    Ok(is_whole)
+}
+
 fn write_mapped(job: &Job<'_>, file: &File, content: &Content, old: Option<&Old>) -> Result<u64, WriteError> {
     let size = content.size();
+    if let Content::Whole { block, .. } = content {
+        let bytes = fetch(job, block, size).map_err(WriteError::Object)?;
+        return file.write_all_at(&bytes, 0).map(|()| size).map_err(WriteError::Target);
+    }
     rustix::fs::ftruncate(file, size).map_err(|error| WriteError::Target(error.into()))?;
     let Some(map) = object::read_map(job.request.store, content).map_err(WriteError::Object)? else {
         return Ok(0);
@@ -226,7 +257,7 @@ fn write_mapped(job: &Job<'_>, file: &File, content: &Content, old: Option<&Old>
     map.for_each_window(size, |block, extents| {
         job.check_cancel().map_err(WriteError::Cancelled)?;
         let len = extents.iter().map(|extent| extent.len).sum();
-        let bytes = match old.and_then(|old| old.read(block, extents)) {
+        let bytes = match old.and_then(|old| old.read(job, block, extents)) {
             Some(bytes) => bytes,
             None => fetch(job, block, len).map_err(WriteError::Object)?,
         };

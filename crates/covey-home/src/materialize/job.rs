@@ -1,6 +1,7 @@
 //! What the threads of one materialize share.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::fs::File;
 use std::io;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -8,12 +9,13 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use covey_types::Fault;
 
-use super::tree::Group;
-use super::{Gap, MaterializeError, MaterializeRequest};
+use super::place::Group;
+use super::{Contents, Gap, MaterializeError, MaterializeRequest};
 use crate::block::StoreError;
 use crate::gaps::{GAPS_MAX, GapEntry, Gaps};
-use crate::manifest::{LinkGroup, LinkTable, Time};
+use crate::manifest::{Content, LinkGroup, LinkTable, Time};
 use crate::object::ObjectError;
+use crate::path::show;
 use crate::stat_cache::{CacheWriter, RecordBuilder, StatCache};
 use crate::sys;
 
@@ -22,6 +24,9 @@ const WARNINGS_MAX: usize = 100;
 
 pub(super) struct Job<'a> {
     pub(super) request: &'a MaterializeRequest<'a>,
+    contents: Option<&'a dyn Contents>,
+    /// The file system has refused to share blocks.
+    shares_nothing: AtomicBool,
     pub(super) cache: Option<StatCache>,
     /// Mode bits that the process's mask takes from what it creates; none if they cannot be told.
     pub(super) umask: Option<u16>,
@@ -43,6 +48,7 @@ pub(super) struct Job<'a> {
     files_written: AtomicU64,
     bytes_written: AtomicU64,
     bytes_fetched: AtomicU64,
+    bytes_shared: AtomicU64,
     removed: AtomicU64,
     changed: AtomicBool,
 }
@@ -57,6 +63,7 @@ pub(super) struct Outcome {
     pub(super) files_written: u64,
     pub(super) bytes_written: u64,
     pub(super) bytes_fetched: u64,
+    pub(super) bytes_shared: u64,
     pub(super) removed: u64,
     pub(super) changed: bool,
 }
@@ -65,13 +72,10 @@ pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-pub(super) fn show(path: &[u8]) -> String {
-    String::from_utf8_lossy(path).into_owned()
-}
-
 impl<'a> Job<'a> {
     pub(super) fn new(
         request: &'a MaterializeRequest<'a>,
+        contents: Option<&'a dyn Contents>,
         cache: Option<StatCache>,
         links: LinkTable,
     ) -> Self {
@@ -96,6 +100,8 @@ impl<'a> Job<'a> {
         }
         Self {
             request,
+            contents,
+            shares_nothing: AtomicBool::new(false),
             cache,
             umask: sys::umask(),
             groups,
@@ -111,9 +117,24 @@ impl<'a> Job<'a> {
             files_written: AtomicU64::new(0),
             bytes_written: AtomicU64::new(0),
             bytes_fetched: AtomicU64::new(0),
+            bytes_shared: AtomicU64::new(0),
             removed: AtomicU64::new(0),
             changed: AtomicBool::new(false),
         }
+    }
+
+    /// A file of this host to share blocks with.
+    pub(super) fn content_here(&self, content: &Content) -> Option<File> {
+        let contents = self.contents.filter(|_| !self.shares_nothing.load(Ordering::Relaxed))?;
+        contents.open(content)
+    }
+
+    pub(super) fn share_nothing(&self) {
+        self.shares_nothing.store(true, Ordering::Relaxed);
+    }
+
+    pub(super) fn count_shared(&self, bytes: u64) {
+        self.bytes_shared.fetch_add(bytes, Ordering::Relaxed);
     }
 
     pub(super) fn check_cancel(&self) -> Result<(), MaterializeError> {
@@ -280,6 +301,7 @@ impl<'a> Job<'a> {
             files_written: self.files_written.into_inner(),
             bytes_written: self.bytes_written.into_inner(),
             bytes_fetched: self.bytes_fetched.into_inner(),
+            bytes_shared: self.bytes_shared.into_inner(),
             removed: self.removed.into_inner(),
             changed: self.changed.into_inner(),
         }

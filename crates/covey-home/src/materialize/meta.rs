@@ -7,9 +7,10 @@ use std::os::fd::BorrowedFd;
 use rustix::fs::{Gid, Mode, Uid};
 
 use super::MaterializeError;
-use super::job::{Job, show};
+use super::job::Job;
 use crate::manifest::{Blob, Meta, Xattrs};
 use crate::object::{self, ObjectError};
+use crate::path::show;
 use crate::sys;
 
 /// Whether a file that is created with this mode needs nothing more but its time: no attributes, no other owner,

@@ -12,16 +12,21 @@ use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::path::PathBuf;
 use std::str::FromStr;
+use std::sync::Arc;
 
 use covey_types::BlockHash;
 use rustix::fs::FlockOperation;
 
+use super::mask::Mask;
 use super::pack::{Frame, PackIndex};
 use super::segment::{Record, Segment, SegmentWriter};
+use crate::keys::OrgKeys;
 use crate::name::{InvalidName, random_bytes, random_name};
 
-/// Blocks in the table in memory at most, where there is a directory for segments: at 72 bytes about 9 MiB.
-const RECENT_BLOCKS_MAX: usize = 64 * 1024;
+/// Blocks in the table in memory at most, where there is a directory for segments: a table of 32,768 places, 2.4 MiB.
+const RECENT_BLOCKS_MAX: usize = 28 * 1024;
+/// A pack with so many blocks becomes a segment by itself.
+const DIRECT_BLOCKS_MIN: usize = 16 * 1024;
 /// Packs in the table at most on a local disk, because the next process reads the index of each of them.
 const RECENT_PACKS_MAX: usize = 32;
 /// Segments at most; one more, and the smaller half of them becomes one.
@@ -113,6 +118,8 @@ struct Mounted {
 #[derive(Debug, Default)]
 pub(crate) struct Catalogue {
     dir: Option<PathBuf>,
+    /// Segments of an encrypted store are encrypted, too.
+    keys: Option<Arc<OrgKeys>>,
     /// Never shrinks, so that numbers stay right.
     packs: Vec<Pack>,
     numbers: HashMap<PackName, u32>,
@@ -138,8 +145,8 @@ pub(crate) struct Catalogue {
 
 impl Catalogue {
     /// Takes up the segments in `dir` that others have left; none: everything stays in memory.
-    pub(crate) fn open(dir: Option<PathBuf>) -> Self {
-        let mut catalogue = Self { dir, ..Self::default() };
+    pub(crate) fn open(dir: Option<PathBuf>, keys: Option<Arc<OrgKeys>>) -> Self {
+        let mut catalogue = Self { dir, keys, ..Self::default() };
         catalogue.take_up_segments();
         catalogue
     }
@@ -151,7 +158,7 @@ impl Catalogue {
         for entry in entries.flatten() {
             let path = entry.path();
             let is_segment = path.to_str().is_some_and(|path| path.ends_with(SEGMENT_SUFFIX));
-            match is_segment.then(|| Segment::open(&path)) {
+            match is_segment.then(|| Segment::open(&path, self.keys.as_deref())) {
                 Some(Ok(segment)) => found.push(segment),
                 Some(Err(error)) if error.kind() == io::ErrorKind::NotFound => {}
                 Some(Err(_)) => drop(fs::remove_file(&path)),
@@ -219,7 +226,6 @@ impl Catalogue {
         }
         let pack = self.number_of(name);
         self.packs[pack as usize].alive = true;
-        self.recent_packs.push(pack);
         if let Some(IndexProblem { detail, complete }) = problem {
             let outcome = if complete { "every block is still readable" } else { "blocks are lost" };
             let line = format!("pack {name}: {detail}; {outcome}");
@@ -229,7 +235,13 @@ impl Catalogue {
             }
             self.note_damaged(name);
         }
-        self.recent.reserve(index.blocks.len());
+        if index.blocks.len() >= DIRECT_BLOCKS_MIN
+            && !self.reindexed.contains_key(&pack)
+            && self.add_directly(name, index)
+        {
+            return;
+        }
+        self.recent_packs.push(pack);
         for block in &index.blocks {
             let frame = index.frames[block.frame as usize];
             let place = Location { pack, frame, offset: block.offset, len: block.len };
@@ -242,6 +254,37 @@ impl Catalogue {
         }
         if self.recent.len() + self.recent_copies.len() > RECENT_BLOCKS_MAX {
             self.spill();
+        }
+    }
+
+    /// Makes a segment of a pack with so many blocks that they should not pass through the table. False: it could
+    /// not be written.
+    fn add_directly(&mut self, name: PackName, index: &PackIndex) -> bool {
+        let Some(dir) = self.dir.clone() else { return false };
+        let records = index.blocks.iter().map(|block| {
+            let frame = index.frames[block.frame as usize];
+            Ok((block.hash, Location { pack: 0, frame, offset: block.offset, len: block.len }))
+        });
+        let count = index.blocks.len() as u64;
+        match write_segment(&dir, self.keys.as_deref(), count, &[name], records) {
+            Ok(segment) => {
+                for block in &index.blocks {
+                    self.damaged.remove(&block.hash);
+                }
+                self.mount(segment);
+                self.merge_if_many();
+                true
+            }
+            Err(error) => {
+                self.problem(format!("{} cannot be written: {error}", dir.display()));
+                false
+            }
+        }
+    }
+
+    fn merge_if_many(&mut self) {
+        if self.segments.len() > SEGMENTS_MAX {
+            self.merge();
         }
     }
 
@@ -282,16 +325,14 @@ impl Catalogue {
             .collect();
         records.sort_unstable_by_key(|(hash, place)| (*hash, place.pack));
         let count = records.len() as u64;
-        match write_segment(&dir, count, &names, records.into_iter().map(Ok)) {
+        match write_segment(&dir, self.keys.as_deref(), count, &names, records.into_iter().map(Ok)) {
             Ok(segment) => {
                 self.mount(segment);
                 self.forget_recent(|pack| local.contains_key(&pack));
             }
             Err(error) => self.problem(format!("{} cannot be written: {error}", dir.display())),
         }
-        if self.segments.len() > SEGMENTS_MAX {
-            self.merge();
-        }
+        self.merge_if_many();
     }
 
     fn forget_recent(&mut self, written: impl Fn(u32) -> bool) {
@@ -363,7 +404,7 @@ impl Catalogue {
             }
         };
         let count = sources.iter().map(|source| source.segment.len()).sum();
-        write_segment(dir, count, &names, std::iter::from_fn(next))
+        write_segment(dir, self.keys.as_deref(), count, &names, std::iter::from_fn(next))
     }
 
     /// Every place of the block in packs that are alive, the newest first. `proof`: an empty answer is certain.
@@ -553,6 +594,7 @@ impl Catalogue {
 
 fn write_segment(
     dir: &std::path::Path,
+    keys: Option<&OrgKeys>,
     records_max: u64,
     packs: &[PackName],
     records: impl Iterator<Item = io::Result<Record>>,
@@ -565,7 +607,7 @@ fn write_segment(
     // Tells an opener that the file has a writer.
     rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive)?;
     let lock = file.try_clone()?;
-    let mut writer = SegmentWriter::new(file, records_max);
+    let mut writer = SegmentWriter::new(file, records_max, keys.map(|keys| Mask::new(keys, &name)));
     let write = || -> io::Result<()> {
         for record in records {
             writer.push(&record?)?;
@@ -578,7 +620,7 @@ fn write_segment(
         return Err(error);
     }
     drop(lock);
-    Segment::open(&path)
+    Segment::open(&path, keys)
 }
 
 /// Removes what a process that died has left unfinished.
@@ -601,7 +643,7 @@ mod tests {
         let mut blocks: Vec<BlockRecord> =
             blocks.map(|n| BlockRecord { hash: hash(n), frame: 0, offset: n, len: 1 }).collect();
         blocks.sort_unstable_by_key(|block| block.hash);
-        PackIndex { frames: vec![frame], blocks }
+        PackIndex { thorough: false, frames: vec![frame], blocks }
     }
 
     fn hash(number: u32) -> BlockHash {
@@ -616,7 +658,7 @@ mod tests {
     fn a_catalogue_is_the_same_in_memory_on_disk_and_after_a_merge() {
         let dir = tempfile::tempdir().unwrap();
         let mut memory = Catalogue::default();
-        let mut disk = Catalogue::open(Some(dir.path().to_owned()));
+        let mut disk = Catalogue::open(Some(dir.path().to_owned()), None);
         for pack in 0..40_u8 {
             // Overlapping, so that some blocks have several copies.
             let index = index(u32::from(pack) * 90..u32::from(pack) * 90 + 100);
@@ -627,7 +669,7 @@ mod tests {
         assert!(disk.segments.len() <= SEGMENTS_MAX && disk.recent.is_empty());
         memory.bury(&name(7));
         disk.bury(&name(7));
-        let mut reopened = Catalogue::open(Some(dir.path().to_owned()));
+        let mut reopened = Catalogue::open(Some(dir.path().to_owned()), None);
         let alive: Vec<PackName> = (0..40).filter(|n| *n != 7).map(name).collect();
         assert_eq!(reopened.compare(&alive), (vec![], vec![]));
         let places = |catalogue: &Catalogue, n| {
@@ -650,7 +692,7 @@ mod tests {
     #[test]
     fn a_damaged_segment_makes_its_packs_new_again() {
         let dir = tempfile::tempdir().unwrap();
-        let mut catalogue = Catalogue::open(Some(dir.path().to_owned()));
+        let mut catalogue = Catalogue::open(Some(dir.path().to_owned()), None);
         catalogue.add(name(1), &index(0..500), None);
         catalogue.settle(true);
         let path = catalogue.segments[0].segment.path().to_owned();

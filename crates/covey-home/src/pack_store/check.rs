@@ -6,9 +6,10 @@
 
 use covey_types::BlockHash;
 
-use super::pack::{self, BlockRecord, PackIndex, ReadIndexError};
+use super::files::{PackFiles, ReadPackError};
+use super::pack::{self, BlockRecord, PackIndex};
 use super::{PackName, PackStore};
-use crate::backend::{Backend, BackendError, Key};
+use crate::backend::{BackendError, Key};
 use crate::block::StoreError;
 
 /// Bytes that one request to the backend reads ahead.
@@ -29,7 +30,7 @@ pub(crate) struct PackCheck {
 
 /// Reads a file front to back in few requests.
 struct Ahead<'a> {
-    backend: &'a dyn Backend,
+    files: &'a PackFiles,
     key: &'a Key,
     at: u64,
     bytes: Vec<u8>,
@@ -37,10 +38,14 @@ struct Ahead<'a> {
 
 impl Ahead<'_> {
     /// Fewer than `len` where the file ends.
-    fn read(&mut self, offset: u64, len: usize) -> Result<&[u8], BackendError> {
+    fn read(&mut self, offset: u64, len: usize) -> Result<&[u8], ReadPackError> {
         let end = offset.saturating_add(len as u64);
         if offset < self.at || end > self.at + self.bytes.len() as u64 {
-            self.bytes = self.backend.read(self.key, offset, len.max(READ_BYTES))?;
+            self.bytes = match self.files.read(self.key, offset, len.max(READ_BYTES)) {
+                // Damage behind the wanted bytes is no damage to them.
+                Err(ReadPackError::Damaged(_)) => self.files.read(self.key, offset, len)?,
+                read => read?,
+            };
             self.at = offset;
         }
         let from = ((offset - self.at) as usize).min(self.bytes.len());
@@ -65,22 +70,23 @@ impl PackStore {
 
     fn look_at(&self, name: &PackName) -> Result<PackCheck, StoreOrBackend> {
         let key = self.key_of(name).map_err(StoreOrBackend::Store)?;
-        let backend = self.backend.as_ref();
-        let mut check = PackCheck { file_len: backend.file_len(&key)?, ..PackCheck::default() };
-        let (mut index, is_own) = match PackIndex::read(backend, &key) {
+        let files = &self.files;
+        let mut check = PackCheck { file_len: self.backend.file_len(&key)?, ..PackCheck::default() };
+        let (mut index, is_own) = match damage_or(PackIndex::read(files, &key))? {
             Ok(index) => (index, true),
-            Err(ReadIndexError::Backend(error)) => return Err(error.into()),
-            Err(ReadIndexError::Damaged(detail)) => {
-                let (index, complete) = PackIndex::rebuild(backend, &key)?;
+            Err(detail) => {
+                let (index, complete) = PackIndex::rebuild(files, &key, &self.hasher)?;
                 let outcome =
                     if complete { "every block could still be found" } else { "blocks may be lost" };
                 check.problems.push(format!("the index is damaged: {detail}; {outcome}"));
                 (index, false)
             }
         };
-        let mut ahead = Ahead { backend, key: &key, at: 0, bytes: Vec::new() };
-        if !pack::is_header(ahead.read(0, pack::HEADER_BYTES as usize)?) {
-            check.problems.push("the header is not a pack's".to_owned());
+        let mut ahead = Ahead { files, key: &key, at: 0, bytes: Vec::new() };
+        match damage_or(ahead.read(0, pack::HEADER_BYTES as usize))? {
+            Ok(header) if pack::is_header(header) => {}
+            Ok(_) => check.problems.push("the header is not a pack's".to_owned()),
+            Err(detail) => check.problems.push(format!("the header is damaged: {detail}")),
         }
         index.blocks.sort_unstable_by_key(|block| (block.frame, block.offset));
         let mut rest = index.blocks.as_slice();
@@ -91,14 +97,14 @@ impl PackStore {
             rest = behind;
             if is_own {
                 let head = head_of(frame, blocks);
-                let found = ahead.read(at, head.as_ref().map_or(0, Vec::len))?;
-                if head.is_none_or(|head| found != head || at + head.len() as u64 != frame.offset) {
+                let found = damage_or(ahead.read(at, head.as_ref().map_or(0, Vec::len)))?;
+                if head.is_none_or(|head| found != Ok(&head) || at + head.len() as u64 != frame.offset) {
                     check.problems.push(format!("the header of frame {number} is damaged"));
                 }
             }
             at = frame.end();
-            let stored = ahead.read(frame.offset, frame.stored_len as usize)?.to_vec();
-            match pack::open_frame(stored, frame) {
+            let stored = damage_or(ahead.read(frame.offset, frame.stored_len as usize))?;
+            match stored.and_then(|stored| pack::open_frame(stored.to_vec(), frame)) {
                 Err(detail) => {
                     check.damaged.extend(blocks.iter().map(|block| (block.hash, detail.clone())));
                 }
@@ -106,14 +112,15 @@ impl PackStore {
                     for block in blocks {
                         let range = block.offset as usize..block.offset as usize + block.len as usize;
                         match plain.get(range) {
-                            Some(bytes) if BlockHash::of(bytes) == block.hash => check.blocks += 1,
+                            Some(bytes) if self.hasher.hash(bytes) == block.hash => check.blocks += 1,
                             _ => check.damaged.push((block.hash, "the hash differs".to_owned())),
                         }
                     }
                 }
             }
         }
-        if is_own && at + index.encoded_len() != check.file_len {
+        let plain_len = damage_or(files.read_tail(&key, 1))?.map_or(check.file_len, |tail| tail.file_len);
+        if is_own && at + index.encoded_len() != plain_len {
             check.problems.push("there are bytes between the last frame and the index".to_owned());
         }
         Ok(check)
@@ -130,6 +137,15 @@ fn head_of(frame: &pack::Frame, blocks: &[BlockRecord]) -> Option<Vec<u8>> {
     let lengths: Vec<u32> = blocks.iter().map(|block| block.len).collect();
     (end == frame.plain_len)
         .then(|| pack::frame_header(frame.codec, frame.plain_len, frame.stored_len, &lengths))
+}
+
+/// Damage is what is looked for; only what cannot be read now ends the look.
+fn damage_or<T>(read: Result<T, ReadPackError>) -> Result<Result<T, String>, BackendError> {
+    match read {
+        Ok(read) => Ok(Ok(read)),
+        Err(ReadPackError::Damaged(detail)) => Ok(Err(detail)),
+        Err(ReadPackError::Backend(error)) => Err(error),
+    }
 }
 
 enum StoreOrBackend {

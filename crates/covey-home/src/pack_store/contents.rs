@@ -1,12 +1,16 @@
 //! Looking at packs as packs: what each holds, and whether it is right. Garbage collection, recompression, copying
 //! to another store and verification are built on this, and need to know no backend.
 
+use std::collections::BTreeSet;
+
 use covey_types::BlockHash;
 
-use super::pack::{self, PackIndex, ReadFrameError, ReadIndexError};
+use super::files::{Form, ReadPackError};
+use super::pack::{self, PackIndex};
 use super::{PackName, PackStore};
 use crate::backend::BackendError;
 use crate::block::StoreError;
+use crate::keys::KeyId;
 
 /// Counts what [`PackStore::verify_packs`] looked at.
 #[derive(Debug, Clone, Default)]
@@ -39,6 +43,10 @@ pub struct PackContents {
     pub blocks: Vec<PackedBlock>,
     /// Whether the index is damaged and these are the blocks that could be found without it.
     pub reindexed: bool,
+    /// Whether it was packed at leisure.
+    pub thorough: bool,
+    /// What it is encrypted with; none: it is not.
+    pub key: Option<KeyId>,
 }
 
 impl PackStore {
@@ -58,26 +66,38 @@ impl PackStore {
         let key = self.key_of(name)?;
         let read = || -> Result<(u64, PackIndex, bool), BackendError> {
             let file_len = self.backend.file_len(&key)?;
-            match PackIndex::read(&*self.backend, &key) {
+            match PackIndex::read(&self.files, &key) {
                 Ok(index) => Ok((file_len, index, false)),
-                Err(ReadIndexError::Backend(error)) => Err(error),
-                Err(ReadIndexError::Damaged(_)) => {
-                    Ok((file_len, PackIndex::rebuild(&*self.backend, &key)?.0, true))
+                Err(ReadPackError::Backend(error)) => Err(error),
+                Err(ReadPackError::Damaged(_)) => {
+                    Ok((file_len, PackIndex::rebuild(&self.files, &key, &self.hasher)?.0, true))
                 }
             }
+        };
+        let form = match self.files.known_form(&key) {
+            Some(form) => Ok(form),
+            None => self.files.form_of_file(&key),
+        };
+        let key = match form {
+            Ok(Form::Sealed(id)) => Some(id),
+            // A damaged header is found by whoever reads the pack.
+            Ok(Form::Plain) | Err(ReadPackError::Damaged(_)) => None,
+            Err(ReadPackError::Backend(BackendError::NotFound { .. })) => return Ok(None),
+            Err(ReadPackError::Backend(error)) => return Err(error.into()),
         };
         let (file_len, index, reindexed) = match read() {
             Ok(found) => found,
             Err(BackendError::NotFound { .. }) => return Ok(None),
             Err(error) => return Err(error.into()),
         };
+        let thorough = index.thorough;
         let blocks = index.blocks.iter().map(|block| {
             let frame = index.frames[block.frame as usize];
             let share =
                 u64::from(frame.stored_len) * u64::from(block.len) / u64::from(frame.plain_len.max(1));
             PackedBlock { hash: block.hash, len: block.len, stored_len: share as u32 }
         });
-        Ok(Some(PackContents { file_len, blocks: blocks.collect(), reindexed }))
+        Ok(Some(PackContents { file_len, blocks: blocks.collect(), reindexed, thorough, key }))
     }
 
     /// Reads every block of a pack in the order in which they lie there and gives each to `take`, whose hash was
@@ -93,32 +113,32 @@ impl PackStore {
         mut damaged: impl FnMut(&BlockHash, &str),
     ) -> Result<Option<()>, StoreError> {
         let key = self.key_of(name)?;
-        let index = match PackIndex::read(&*self.backend, &key) {
+        let index = match PackIndex::read(&self.files, &key) {
             Ok(index) => index,
-            Err(ReadIndexError::Damaged(_)) => match PackIndex::rebuild(&*self.backend, &key) {
+            Err(ReadPackError::Damaged(_)) => match PackIndex::rebuild(&self.files, &key, &self.hasher) {
                 Ok((index, _)) => index,
                 Err(BackendError::NotFound { .. }) => return Ok(None),
                 Err(error) => return Err(error.into()),
             },
-            Err(ReadIndexError::Backend(BackendError::NotFound { .. })) => return Ok(None),
-            Err(ReadIndexError::Backend(error)) => return Err(error.into()),
+            Err(ReadPackError::Backend(BackendError::NotFound { .. })) => return Ok(None),
+            Err(ReadPackError::Backend(error)) => return Err(error.into()),
         };
         let mut blocks = index.blocks;
         blocks.sort_unstable_by_key(|block| (block.frame, block.offset));
         for of_frame in blocks.chunk_by(|one, other| one.frame == other.frame) {
             let frame = &index.frames[of_frame[0].frame as usize];
-            let plain = match pack::read_frame(&*self.backend, &key, frame) {
+            let plain = match pack::read_frame(&self.files, &key, frame) {
                 Ok(plain) => Ok(plain),
-                Err(ReadFrameError::Damaged(detail)) => Err(detail),
-                Err(ReadFrameError::Backend(BackendError::NotFound { .. })) => return Ok(None),
-                Err(ReadFrameError::Backend(error)) => return Err(error.into()),
+                Err(ReadPackError::Damaged(detail)) => Err(detail),
+                Err(ReadPackError::Backend(BackendError::NotFound { .. })) => return Ok(None),
+                Err(ReadPackError::Backend(error)) => return Err(error.into()),
             };
             for block in of_frame {
                 let range = block.offset as usize..block.offset as usize + block.len as usize;
                 match &plain {
                     Err(detail) => damaged(&block.hash, detail),
                     Ok(plain) => match plain.get(range) {
-                        Some(bytes) if BlockHash::of(bytes) == block.hash => take(&block.hash, bytes)?,
+                        Some(bytes) if self.hasher.hash(bytes) == block.hash => take(&block.hash, bytes)?,
                         _ => damaged(&block.hash, "the hash differs"),
                     },
                 }
@@ -138,12 +158,13 @@ impl PackStore {
             let key = self.key_of(&name)?;
             let mut problems = Vec::new();
             let mut blocks = 0;
-            match self.backend.read(&key, 0, pack::HEADER_BYTES as usize) {
+            match self.files.read(&key, 0, pack::HEADER_BYTES as usize) {
                 Ok(start) if pack::is_header(&start) => {}
                 Ok(_) => problems.push(format!("pack {name}: the header is not a pack's")),
+                Err(ReadPackError::Damaged(detail)) => problems.push(format!("pack {name}: {detail}")),
                 // Collected since it was listed.
-                Err(BackendError::NotFound { .. }) => continue,
-                Err(error) => return Err(error.into()),
+                Err(ReadPackError::Backend(BackendError::NotFound { .. })) => continue,
+                Err(ReadPackError::Backend(error)) => return Err(error.into()),
             }
             let read = self.read_pack(
                 &name,
@@ -160,6 +181,43 @@ impl PackStore {
             }
         }
         Ok(report)
+    }
+
+    /// What new packs are encrypted with; none: they are not.
+    pub fn newest_key(&self) -> Option<KeyId> {
+        match self.files.form() {
+            Form::Plain => None,
+            Form::Sealed(id) => Some(id),
+        }
+    }
+
+    /// Takes up keys that others have added.
+    pub(crate) fn reload_keys(&self) -> Result<(), StoreError> {
+        self.files.reload_keys()
+    }
+
+    /// Whether the ring holds keys that new packs are not encrypted with.
+    pub(crate) fn has_old_keys(&self) -> bool {
+        self.files.keys().is_some_and(|keys| keys.ids().len() > 1)
+    }
+
+    /// Takes keys out of the ring that no pack is encrypted with. For garbage collection only, which has made sure
+    /// that no snapshot is going to need a pack that is not listed now. Gives those that are gone.
+    pub(crate) fn retire_keys(&self) -> Result<Vec<KeyId>, StoreError> {
+        if self.files.keys().is_none_or(|keys| keys.ids().len() < 2) {
+            return Ok(Vec::new());
+        }
+        let mut used = BTreeSet::new();
+        for name in self.list_packs()? {
+            match self.files.form_of_file(&self.key_of(&name)?) {
+                Ok(Form::Sealed(id)) => drop(used.insert(id)),
+                Ok(Form::Plain) | Err(ReadPackError::Backend(BackendError::NotFound { .. })) => {}
+                // Which key it needs is not known, so all of them stay.
+                Err(ReadPackError::Damaged(_)) => return Ok(Vec::new()),
+                Err(ReadPackError::Backend(error)) => return Err(error.into()),
+            }
+        }
+        self.files.retire_keys(|id| used.contains(id))
     }
 
     /// Deletes a pack. For garbage collection only (I8), which has made sure that nothing needs it; tells whether

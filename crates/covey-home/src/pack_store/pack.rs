@@ -4,13 +4,13 @@
 //! with the file's length before it is used; a pack whose index is damaged can be indexed again from its
 //! frames. What does not belong here: which packs exist and who looks for what.
 
-use std::cell::RefCell;
 use std::io;
 
 use covey_types::BlockHash;
 
-use crate::backend::{Backend, BackendError, Key};
-use crate::block::BLOCK_BYTES_MAX;
+use super::files::{PackFiles, ReadPackError};
+use crate::backend::{BackendError, Key};
+use crate::block::{BLOCK_BYTES_MAX, BlockHasher};
 
 pub(crate) const HEADER_BYTES: u64 = 16;
 const HEADER_MAGIC: &[u8; 8] = b"COVEYPCK";
@@ -82,14 +82,11 @@ pub(crate) struct BlockRecord {
 /// What a pack holds.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct PackIndex {
+    /// It was packed at leisure: packing it once more saves nothing.
+    pub(crate) thorough: bool,
     pub(crate) frames: Vec<Frame>,
     /// Sorted by hash, each once.
     pub(crate) blocks: Vec<BlockRecord>,
-}
-
-thread_local! {
-    /// Its tables are made once per thread instead of once per frame.
-    static COMPRESSOR: RefCell<Option<(i32, zstd::bulk::Compressor<'static>)>> = const { RefCell::new(None) };
 }
 
 /// Whether a sample of the bytes is as evenly spread as compressed or random data is: compressing it would take
@@ -114,7 +111,11 @@ fn looks_random(plain: &[u8]) -> bool {
 }
 
 /// Compresses into `out` where that is smaller; with [`Codec::Raw`] the plain bytes are what is to be stored.
-pub(crate) fn compress(plain: &[u8], level: i32, out: &mut Vec<u8>) -> io::Result<Codec> {
+pub(crate) fn compress(
+    plain: &[u8],
+    compressor: &mut zstd::bulk::Compressor<'static>,
+    out: &mut Vec<u8>,
+) -> io::Result<Codec> {
     // Shorter than this, the frame's own overhead eats what zstd could save.
     const PLAIN_BYTES_MIN: usize = 64;
     if plain.len() < PLAIN_BYTES_MIN || looks_random(plain) {
@@ -122,15 +123,7 @@ pub(crate) fn compress(plain: &[u8], level: i32, out: &mut Vec<u8>) -> io::Resul
     }
     out.clear();
     out.reserve(zstd::zstd_safe::compress_bound(plain.len()));
-    let packed_len = COMPRESSOR.with_borrow_mut(|kept| -> io::Result<_> {
-        let mut compressor = match kept.take() {
-            Some((of, compressor)) if of == level => compressor,
-            _ => zstd::bulk::Compressor::new(level)?,
-        };
-        let packed_len = compressor.compress_to_buffer(plain, out)?;
-        *kept = Some((level, compressor));
-        Ok(packed_len)
-    })?;
+    let packed_len = compressor.compress_to_buffer(plain, out)?;
     let saves = packed_len + packed_len / 32 < plain.len();
     Ok(if saves { Codec::Zstd } else { Codec::Raw })
 }
@@ -179,7 +172,7 @@ impl PackIndex {
         out.extend_from_slice(&(self.frames.len() as u32).to_le_bytes());
         out.extend_from_slice(&(self.blocks.len() as u32).to_le_bytes());
         out.extend_from_slice(&VERSION.to_le_bytes());
-        out.extend_from_slice(&[0; 4]);
+        out.extend_from_slice(&u32::from(self.thorough).to_le_bytes());
         let checksum = blake3::hash(&out);
         out.extend_from_slice(checksum.as_bytes());
         out.extend_from_slice(FOOTER_MAGIC);
@@ -204,16 +197,16 @@ impl PackIndex {
     /// Reads the index at the end of a pack: one request for most, at most two.
     ///
     /// # Errors
-    /// [`ReadIndexError::Damaged`] says that the frames may still be readable with [`PackIndex::rebuild`].
-    pub(crate) fn read(backend: &dyn Backend, key: &Key) -> Result<Self, ReadIndexError> {
-        let damaged = |detail: &str| ReadIndexError::Damaged(detail.to_owned());
-        let tail_bytes = if backend.is_remote() { TAIL_BYTES_REMOTE } else { TAIL_BYTES_LOCAL };
-        let tail = backend.read_tail(key, tail_bytes)?;
+    /// [`ReadPackError::Damaged`] says that the frames may still be readable with [`PackIndex::rebuild`].
+    pub(crate) fn read(files: &PackFiles, key: &Key) -> Result<Self, ReadPackError> {
+        let damaged = |detail: &str| ReadPackError::Damaged(detail.to_owned());
+        let tail_bytes = if files.is_remote() { TAIL_BYTES_REMOTE } else { TAIL_BYTES_LOCAL };
+        let tail = files.read_tail(key, tail_bytes)?;
         if tail.file_len < HEADER_BYTES + FOOTER_BYTES as u64 || tail.bytes.len() < FOOTER_BYTES {
             return Err(damaged("shorter than header and footer"));
         }
         let footer = &tail.bytes[tail.bytes.len() - FOOTER_BYTES..];
-        if &footer[56..] != FOOTER_MAGIC {
+        if !is_footer(footer) {
             return Err(damaged("no footer"));
         }
         let index_offset = u64_at(footer, 0);
@@ -231,7 +224,7 @@ impl PackIndex {
         let end = if wanted <= tail.bytes.len() {
             &tail.bytes[tail.bytes.len() - wanted..]
         } else {
-            longer = backend.read(key, index_offset, wanted)?;
+            longer = files.read(key, index_offset, wanted)?;
             &longer[..]
         };
         if end.len() != wanted || end[end.len() - FOOTER_BYTES..] != *footer {
@@ -242,14 +235,15 @@ impl PackIndex {
             return Err(damaged("the index's checksum differs"));
         }
         // Behind the checksum, so that damage is not taken for a later version.
-        if u32_at(footer, 16) != VERSION || u32_at(footer, 20) != 0 {
-            return Err(ReadIndexError::Backend(BackendError::unavailable(
+        if u32_at(footer, 16) != VERSION || u32_at(footer, 20) > 1 {
+            return Err(ReadPackError::Backend(BackendError::unavailable(
                 format!("read {key}, which a later version of this program wrote; use that version"),
                 io::Error::from(io::ErrorKind::Unsupported),
             )));
         }
-        Self::decode(&covered[..index_len as usize], frames as usize, index_offset)
-            .ok_or_else(|| damaged("the index contradicts itself"))
+        let index = Self::decode(&covered[..index_len as usize], frames as usize, index_offset);
+        let index = index.ok_or_else(|| damaged("the index contradicts itself"))?;
+        Ok(Self { thorough: u32_at(footer, 20) == 1, ..index })
     }
 
     fn decode(bytes: &[u8], frame_count: usize, index_offset: u64) -> Option<Self> {
@@ -282,7 +276,7 @@ impl PackIndex {
             blocks.last().is_none_or(|last| last.hash < block.hash).then_some(())?;
             blocks.push(block);
         }
-        Some(Self { frames, blocks })
+        Some(Self { thorough: false, frames, blocks })
     }
 
     /// Indexes a pack again from its frames. The second value is false when the scan did not reach a clean
@@ -290,18 +284,22 @@ impl PackIndex {
     ///
     /// # Errors
     /// Only when the file cannot be read now.
-    pub(crate) fn rebuild(backend: &dyn Backend, key: &Key) -> Result<(Self, bool), BackendError> {
-        let file_len = backend.file_len(key)?;
-        if file_len > REBUILD_BYTES_MAX {
-            return Ok((Self::default(), false));
-        }
-        let file = backend.read(key, 0, file_len as usize)?;
-        let (index, complete) = Self::scan(&file);
-        Ok((index.deduplicated(), complete))
+    pub(crate) fn rebuild(
+        files: &PackFiles,
+        key: &Key,
+        hasher: &BlockHasher,
+    ) -> Result<(Self, bool), BackendError> {
+        let (file, whole) = match files.read_lossy(key, REBUILD_BYTES_MAX) {
+            Ok(Some(read)) => read,
+            Ok(None) | Err(ReadPackError::Damaged(_)) => return Ok((Self::default(), false)),
+            Err(ReadPackError::Backend(error)) => return Err(error),
+        };
+        let (index, complete) = Self::scan(&file, hasher);
+        Ok((index.deduplicated(), complete && whole))
     }
 
     /// The index of a pack's bytes, and whether a clean end was reached.
-    fn scan(file: &[u8]) -> (Self, bool) {
+    fn scan(file: &[u8], hasher: &BlockHasher) -> (Self, bool) {
         let mut index = Self::default();
         let mut complete = is_header(file);
         let mut at = HEADER_BYTES as usize;
@@ -328,21 +326,21 @@ impl PackIndex {
             let stored = file.get(offset..).and_then(|rest| rest.get(..frame.stored_len as usize));
             let (true, Some(stored)) = (lengths_allowed(&frame), stored) else { return (index, false) };
             match open_frame(stored.to_vec(), &frame) {
-                Ok(plain) => complete &= index.add_frame(frame, &plain, &file[lengths_at..offset]),
+                Ok(plain) => complete &= index.add_frame(frame, &plain, &file[lengths_at..offset], hasher),
                 Err(_) => complete = false,
             }
             at = offset + stored.len();
         }
     }
 
-    fn add_frame(&mut self, frame: Frame, plain: &[u8], lengths: &[u8]) -> bool {
+    fn add_frame(&mut self, frame: Frame, plain: &[u8], lengths: &[u8], hasher: &BlockHasher) -> bool {
         let number = self.frames.len() as u32;
         self.frames.push(frame);
         let mut offset = 0_usize;
         for length in lengths.chunks_exact(4) {
             let len = u32_at(length, 0);
             let Some(bytes) = plain.get(offset..offset + len as usize) else { return false };
-            let hash = BlockHash::of(bytes);
+            let hash = hasher.hash(bytes);
             self.blocks.push(BlockRecord { hash, frame: number, offset: offset as u32, len });
             offset += len as usize;
         }
@@ -356,22 +354,14 @@ impl PackIndex {
     }
 }
 
-/// Why a pack has no usable index.
-#[derive(Debug)]
-pub(crate) enum ReadIndexError {
-    Backend(BackendError),
-    Damaged(String),
-}
-
-impl From<BackendError> for ReadIndexError {
-    fn from(error: BackendError) -> Self {
-        Self::Backend(error)
-    }
-}
-
 /// Whether a pack's file begins as it must.
 pub(crate) fn is_header(start: &[u8]) -> bool {
     start.get(..HEADER_BYTES as usize).is_some_and(|found| found == header())
+}
+
+/// Whether the end of a pack's file is a footer.
+pub(crate) fn is_footer(end: &[u8]) -> bool {
+    end.ends_with(FOOTER_MAGIC)
 }
 
 fn lengths_allowed(frame: &Frame) -> bool {
@@ -382,23 +372,10 @@ fn lengths_allowed(frame: &Frame) -> bool {
         }
 }
 
-/// Why a frame has no plain bytes.
-#[derive(Debug)]
-pub(crate) enum ReadFrameError {
-    Backend(BackendError),
-    Damaged(String),
-}
-
-impl From<BackendError> for ReadFrameError {
-    fn from(error: BackendError) -> Self {
-        Self::Backend(error)
-    }
-}
-
 /// Reads a frame's plain bytes; the lengths were checked when the index was read.
-pub(crate) fn read_frame(backend: &dyn Backend, key: &Key, frame: &Frame) -> Result<Vec<u8>, ReadFrameError> {
-    let stored = backend.read(key, frame.offset, frame.stored_len as usize)?;
-    open_frame(stored, frame).map_err(ReadFrameError::Damaged)
+pub(crate) fn read_frame(files: &PackFiles, key: &Key, frame: &Frame) -> Result<Vec<u8>, ReadPackError> {
+    let stored = files.read(key, frame.offset, frame.stored_len as usize)?;
+    open_frame(stored, frame).map_err(ReadPackError::Damaged)
 }
 
 /// The plain bytes of a frame from its stored ones.
@@ -455,8 +432,9 @@ mod tests {
             noise.iter().map(|byte| b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdef"[*byte as usize % 32]).collect();
         let half: Vec<u8> = noise[..150_000].iter().copied().chain(vec![7; 150_000]).collect();
         let mut out = Vec::new();
+        let mut compressor = zstd::bulk::Compressor::new(1).unwrap();
         for (plain, wanted) in [(&noise, Codec::Raw), (&base64, Codec::Zstd), (&half, Codec::Zstd)] {
-            assert_eq!(compress(plain, 1, &mut out).unwrap(), wanted);
+            assert_eq!(compress(plain, &mut compressor, &mut out).unwrap(), wanted);
             if wanted == Codec::Zstd {
                 let frame = Frame {
                     offset: 0,

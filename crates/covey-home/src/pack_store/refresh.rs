@@ -8,7 +8,8 @@ use std::sync::PoisonError;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::catalogue::{IndexProblem, PackName};
-use super::pack::{PackIndex, ReadIndexError};
+use super::files::ReadPackError;
+use super::pack::PackIndex;
 use super::{PACK_SUFFIX, PackStore};
 use crate::backend::BackendError;
 use crate::block::StoreError;
@@ -74,7 +75,7 @@ impl PackStore {
         let mut mended = false;
         for name in damaged.into_iter().take(DAMAGED_LOOKED_AT_MAX) {
             let Ok(key) = self.key_of(&name) else { continue };
-            if let Ok(index) = PackIndex::read(&*self.backend, &key) {
+            if let Ok(index) = PackIndex::read(&self.files, &key) {
                 let mut catalogue = self.catalogue_mut();
                 catalogue.bury(&name);
                 catalogue.add(name, &index, None);
@@ -169,18 +170,20 @@ impl PackStore {
             Ok(key) => key,
             Err(error) => return Indexed::Unread(error.to_string()),
         };
-        let mut read = PackIndex::read(&*self.backend, &key);
-        if self.backend.is_remote() && matches!(read, Err(ReadIndexError::Damaged(_))) {
+        let mut read = PackIndex::read(&self.files, &key);
+        if self.backend.is_remote() && matches!(read, Err(ReadPackError::Damaged(_))) {
             // It may have been damaged on its way only.
-            read = PackIndex::read(&*self.backend, &key);
+            read = PackIndex::read(&self.files, &key);
         }
         match read {
             Ok(index) => Indexed::Read(index, None),
-            Err(ReadIndexError::Backend(error)) => failed(error),
-            Err(ReadIndexError::Damaged(detail)) => match PackIndex::rebuild(&*self.backend, &key) {
-                Ok((index, complete)) => Indexed::Read(index, Some(IndexProblem { detail, complete })),
-                Err(error) => failed(error),
-            },
+            Err(ReadPackError::Backend(error)) => failed(error),
+            Err(ReadPackError::Damaged(detail)) => {
+                match PackIndex::rebuild(&self.files, &key, &self.hasher) {
+                    Ok((index, complete)) => Indexed::Read(index, Some(IndexProblem { detail, complete })),
+                    Err(error) => failed(error),
+                }
+            }
         }
     }
 }

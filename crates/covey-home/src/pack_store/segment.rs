@@ -11,7 +11,8 @@
 //! each; for each bucket the number of its first record (4) and the start of its BLAKE3 (8), then the number of
 //! records (4); the filter; a footer of 64 bytes: number of packs (4), bits of a bucket's number (4), lines of
 //! the filter (4), version (4), number of records (8), BLAKE3 of all but the records and this sum (32),
-//! `COVEYCAT` (8).
+//! `COVEYCAT` (8). Version 1 lies as it is; in version 2, of an encrypted store, all but the footer is hidden
+//! (`mask`), and sums are those of the hidden bytes.
 
 use std::fs::File;
 use std::io::{self, BufWriter, Write as _};
@@ -21,10 +22,13 @@ use std::path::{Path, PathBuf};
 use covey_types::BlockHash;
 
 use super::catalogue::{Location, PackName};
+use super::mask::Mask;
 use super::pack::{Codec, Frame};
+use crate::keys::OrgKeys;
 
 const MAGIC: &[u8; 8] = b"COVEYCAT";
 const VERSION: u32 = 1;
+const VERSION_MASKED: u32 = 2;
 const RECORD_BYTES: usize = 60;
 const PACK_NAME_BYTES: usize = 16;
 const BUCKET_BYTES: usize = 12;
@@ -140,6 +144,7 @@ fn u64_at(bytes: &[u8], at: usize) -> u64 {
 #[derive(Debug)]
 pub(super) struct Segment {
     file: File,
+    mask: Option<Mask>,
     path: PathBuf,
     packs: Vec<PackName>,
     bits: u32,
@@ -154,7 +159,9 @@ impl Segment {
     ///
     /// # Errors
     /// When it cannot be read or is damaged; it is of no use then.
-    pub(super) fn open(path: &Path) -> io::Result<Self> {
+    pub(super) fn open(path: &Path, keys: Option<&OrgKeys>) -> io::Result<Self> {
+        let name = path.file_stem().and_then(|name| name.to_str()).unwrap_or_default();
+        let mask = keys.map(|keys| Mask::new(keys, name));
         let file = File::open(path)?;
         let file_len = file.metadata()?.len();
         let bad = |what: &str| io::Error::new(io::ErrorKind::InvalidData, what.to_owned());
@@ -163,7 +170,7 @@ impl Segment {
         file.read_exact_at(&mut footer, footer_at)?;
         let (packs, bits, lines) = (u32_at(&footer, 0), u32_at(&footer, 4), u32_at(&footer, 8));
         let records = u64_at(&footer, 16);
-        if &footer[56..] != MAGIC || u32_at(&footer, 12) != VERSION || bits > BUCKET_BITS_MAX {
+        if &footer[56..] != MAGIC || u32_at(&footer, 12) != version(mask.as_ref()) || bits > BUCKET_BITS_MAX {
             return Err(bad("no segment of this version"));
         }
         if u64::from(lines) > FILTER_LINES_MAX || records > RECORDS_MAX {
@@ -181,6 +188,9 @@ impl Segment {
         if sum.as_bytes()[..] != footer[24..56] {
             return Err(bad("its checksum differs"));
         }
+        if let Some(mask) = &mask {
+            mask.apply(records_len, &mut meta);
+        }
         let (names, rest) = meta.split_at(names_len);
         let (table, filter) = rest.split_at(table_len);
         let mut starts: Vec<u32> = table.chunks_exact(BUCKET_BYTES).map(|bucket| u32_at(bucket, 0)).collect();
@@ -192,7 +202,7 @@ impl Segment {
             .map(|name| PackName::from_bytes(std::array::from_fn(|at| name[at])))
             .collect();
         let filter = Filter { bytes: filter.to_vec() };
-        Ok(Self { file, path: path.to_owned(), packs, bits, starts, sums, filter, records })
+        Ok(Self { file, mask, path: path.to_owned(), packs, bits, starts, sums, filter, records })
     }
 
     pub(super) fn path(&self) -> &Path {
@@ -227,6 +237,7 @@ impl Segment {
         if proof && sum_of(&bytes) != self.sums[bucket] {
             return Err(io::Error::new(io::ErrorKind::InvalidData, "a bucket's checksum differs"));
         }
+        self.show(u64::from(start), &mut bytes);
         for record in bytes.chunks_exact(RECORD_BYTES) {
             if record[..32] == hash.as_bytes()[..]
                 && let Some((_, place)) = decode(record)
@@ -263,6 +274,7 @@ impl Segment {
                 let (start, end) = (self.starts[first], self.starts[first + loaded]);
                 bytes.resize(end.saturating_sub(start) as usize * RECORD_BYTES, 0);
                 self.file.read_exact_at(&mut bytes, u64::from(start) * RECORD_BYTES as u64)?;
+                self.show(u64::from(start), &mut bytes);
             }
             let at = |bucket: usize| {
                 self.starts[bucket].saturating_sub(self.starts[first]) as usize * RECORD_BYTES
@@ -280,10 +292,21 @@ impl Segment {
         Ok(())
     }
 
+    /// Makes records readable that begin with this number.
+    fn show(&self, first: u64, records: &mut [u8]) {
+        if let Some(mask) = &self.mask {
+            mask.apply(first * RECORD_BYTES as u64, records);
+        }
+    }
+
     /// Every record, in order, a few at a time.
     pub(super) fn records(&self) -> Records<'_> {
         Records { segment: self, next: 0, buffer: Vec::new().into_iter() }
     }
+}
+
+const fn version(mask: Option<&Mask>) -> u32 {
+    if mask.is_some() { VERSION_MASKED } else { VERSION }
 }
 
 fn sum_of(bytes: &[u8]) -> [u8; 8] {
@@ -304,6 +327,7 @@ impl Records<'_> {
         let count = (self.segment.records - self.next).min(MERGE_RECORDS as u64) as usize;
         let mut bytes = vec![0; count * RECORD_BYTES];
         self.segment.file.read_exact_at(&mut bytes, self.next * RECORD_BYTES as u64)?;
+        self.segment.show(self.next, &mut bytes);
         self.next += count as u64;
         let bad = || io::Error::new(io::ErrorKind::InvalidData, "a record is damaged");
         let records: Option<Vec<Record>> = bytes
@@ -336,6 +360,7 @@ impl Iterator for Records<'_> {
 #[derive(Debug)]
 pub(super) struct SegmentWriter {
     out: BufWriter<File>,
+    mask: Option<Mask>,
     bits: u32,
     starts: Vec<u32>,
     sums: Vec<[u8; 8]>,
@@ -346,9 +371,10 @@ pub(super) struct SegmentWriter {
 
 impl SegmentWriter {
     /// Begins a segment of at most `records_max` records in `file`.
-    pub(super) fn new(file: File, records_max: u64) -> Self {
+    pub(super) fn new(file: File, records_max: u64, mask: Option<Mask>) -> Self {
         Self {
             out: BufWriter::with_capacity(256 * 1024, file),
+            mask,
             bits: bucket_bits(records_max),
             starts: vec![0],
             sums: Vec::new(),
@@ -366,7 +392,10 @@ impl SegmentWriter {
             return Err(io::Error::other("records out of order, or too many"));
         }
         self.close_buckets(bucket);
-        let bytes = encode(record);
+        let mut bytes = encode(record);
+        if let Some(mask) = &self.mask {
+            mask.apply(self.records * RECORD_BYTES as u64, &mut bytes);
+        }
         self.filter.add(&record.0);
         self.bucket.extend_from_slice(&bytes);
         self.records += 1;
@@ -398,8 +427,12 @@ impl SegmentWriter {
         }
         meta.extend_from_slice(&(self.records as u32).to_le_bytes());
         meta.extend_from_slice(&self.filter.bytes);
+        if let Some(mask) = &self.mask {
+            mask.apply(self.records * RECORD_BYTES as u64, &mut meta);
+        }
         let mut footer = Vec::with_capacity(FOOTER_BYTES);
-        for number in [packs.len() as u32, self.bits, self.filter.lines() as u32, VERSION] {
+        for number in [packs.len() as u32, self.bits, self.filter.lines() as u32, version(self.mask.as_ref())]
+        {
             footer.extend_from_slice(&number.to_le_bytes());
         }
         footer.extend_from_slice(&self.records.to_le_bytes());
@@ -429,12 +462,12 @@ mod tests {
         let path = dir.join("segment");
         let mut records: Vec<Record> = (0..count).map(record).collect();
         records.sort_unstable_by_key(|record| record.0);
-        let mut writer = SegmentWriter::new(File::create(&path).unwrap(), u64::from(count));
+        let mut writer = SegmentWriter::new(File::create(&path).unwrap(), u64::from(count), None);
         for record in &records {
             writer.push(record).unwrap();
         }
         writer.finish(&[0_u8, 1, 2].map(|n| PackName::from_bytes([n; 16]))).unwrap();
-        let segment = Segment::open(&path).unwrap();
+        let segment = Segment::open(&path, None).unwrap();
         let read: Vec<Record> = segment.records().map(Result::unwrap).collect();
         assert_eq!(read, records);
         segment
@@ -477,7 +510,7 @@ mod tests {
             segment.file.read_exact_at(&mut byte, at).unwrap();
             let file = std::fs::OpenOptions::new().write(true).open(&path).unwrap();
             file.write_all_at(&[byte[0] ^ 4], at).unwrap();
-            if let Ok(opened) = Segment::open(&path) {
+            if let Ok(opened) = Segment::open(&path, None) {
                 for number in 0..500 {
                     let (hash, place) = record(number);
                     assert!(found(&opened, &hash).is_err() || found(&opened, &hash).unwrap() == [place]);
@@ -487,7 +520,7 @@ mod tests {
         }
         for cut in [0, 10, 64, len - 1] {
             std::fs::OpenOptions::new().write(true).open(&path).unwrap().set_len(cut).unwrap();
-            assert!(Segment::open(&path).is_err());
+            assert!(Segment::open(&path, None).is_err());
         }
     }
 }

@@ -5,20 +5,26 @@
 //! write poisons the upload, because an address that was claimed and not written must never count as stored.
 
 use std::collections::{HashSet, VecDeque};
+use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
 use covey_types::BlockHash;
 
+use super::files::NewPack;
 use super::pack::{self, BlockRecord, Codec, Frame, PackIndex};
+use super::presses::Presses;
 use super::{PackName, PackStore};
-use crate::backend::{BackendError, NewFile};
-use crate::block::{Block, StoreError, Upload, UploadReport};
+use crate::backend::BackendError;
+use crate::block::{Block, BlockHasher, StoreError, Upload, UploadReport};
 
 /// A pack is sealed when it has grown to this; four times as big would quarter the requests to an object store
 /// and quadruple what a rewrite by garbage collection costs.
 const PACK_BYTES: u64 = 32 * 1024 * 1024;
+/// A pack is also sealed when it holds so many blocks: its index is in memory until then, and tiny blocks would
+/// make it as large as the pack.
+const PACK_BLOCKS: usize = 65_536;
 /// Small blocks are compressed together up to this many plain bytes. One damaged byte costs at most one group,
 /// and reading one block of it unfolds the whole of it.
 const GROUP_BYTES: usize = 1024 * 1024;
@@ -27,15 +33,13 @@ const GROUP_BYTES: usize = 1024 * 1024;
 const LEVEL: i32 = 1;
 /// Packs that are being made durable while others are written. More would only queue at the disk.
 const SEALING_MAX: usize = 3;
-/// Pieces of memory for large compressed blocks that are kept for the next.
-const LARGE_SPARE_MAX: usize = 2;
 /// Groups that fill at the same time, so that threads do not wait for each other and neighbours stay together.
-const GROUPS: usize = 8;
+const GROUPS: usize = 4;
 
 /// How an upload packs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Packing {
-    /// zstd's level.
+    /// zstd's level. Packs that are packed harder than a secure does say so, and need not be packed again.
     pub level: i32,
     /// Plain bytes of small blocks that are compressed together. Blocks from half of it on get a frame of their
     /// own.
@@ -67,9 +71,8 @@ struct Group {
 
 #[derive(Debug)]
 struct PackWriter {
-    file: Box<dyn NewFile>,
+    file: NewPack,
     name: PackName,
-    len: u64,
     index: PackIndex,
 }
 
@@ -93,9 +96,7 @@ pub struct PackUpload<'a> {
     groups: [Mutex<Group>; GROUPS],
     writer: Mutex<Option<PackWriter>>,
     sealing: Mutex<VecDeque<Sealing>>,
-    /// Memory for compressed bytes, as many as threads have compressed at once: fresh pages cost more than filling
-    /// them, and in each thread they would stay.
-    spare: Mutex<Vec<Vec<u8>>>,
+    presses: Presses,
     failed: AtomicBool,
     sealed_any: AtomicBool,
     blocks_new: AtomicU64,
@@ -110,6 +111,10 @@ thread_local! {
     };
 }
 
+fn cannot_compress(error: io::Error) -> StoreError {
+    StoreError::unavailable("compress a block", error)
+}
+
 impl<'a> PackUpload<'a> {
     pub(super) fn new(store: &'a PackStore, packing: Packing, epoch: u64) -> Self {
         Self {
@@ -120,7 +125,7 @@ impl<'a> PackUpload<'a> {
             groups: Default::default(),
             writer: Mutex::default(),
             sealing: Mutex::default(),
-            spare: Mutex::default(),
+            presses: Presses::new(packing.level),
             failed: AtomicBool::new(false),
             sealed_any: AtomicBool::new(false),
             blocks_new: AtomicU64::new(0),
@@ -132,77 +137,94 @@ impl<'a> PackUpload<'a> {
     fn write(&self, block: &Block<'_>) -> Result<(), StoreError> {
         let len = block.bytes().len() as u32;
         if block.bytes().len() >= self.packing.group_bytes / 2 {
-            return self.append(block.bytes(), &[(block.hash(), len)]);
+            let blocks = [(block.hash(), len)];
+            let appended = self.presses.with(|press| {
+                let (codec, stored) = press.compress(block.bytes()).map_err(cannot_compress)?;
+                self.append((codec, len, stored), &blocks)
+            });
+            return self.seal_full(appended.map_err(cannot_compress)??);
         }
-        let full = {
-            let mut group =
-                self.groups[GROUP.with(|group| *group)].lock().unwrap_or_else(PoisonError::into_inner);
-            group.plain.extend_from_slice(block.bytes());
-            group.blocks.push((block.hash(), len));
-            (group.plain.len() >= self.packing.group_bytes).then(|| std::mem::take(&mut *group))
-        };
-        let Some(mut full) = full else { return Ok(()) };
-        self.append(&full.plain, &full.blocks)?;
-        // The next group of this thread takes over the memory.
-        let mut group =
-            self.groups[GROUP.with(|group| *group)].lock().unwrap_or_else(PoisonError::into_inner);
-        if group.plain.capacity() == 0 {
-            full.plain.clear();
-            group.plain = full.plain;
+        let number = GROUP.with(|group| *group);
+        loop {
+            {
+                let mut group = self.groups[number].lock().unwrap_or_else(PoisonError::into_inner);
+                if group.plain.len() < self.packing.group_bytes {
+                    if group.plain.capacity() == 0 {
+                        // Whole from the beginning: growing it would leave holes in the heap.
+                        group.plain.reserve_exact(self.packing.group_bytes + self.packing.group_bytes / 2);
+                    }
+                    group.plain.extend_from_slice(block.bytes());
+                    group.blocks.push((block.hash(), len));
+                    if group.plain.len() < self.packing.group_bytes {
+                        return Ok(());
+                    }
+                    drop(group);
+                    return self.write_group(number, self.packing.group_bytes);
+                }
+            }
+            // Full, and whoever filled it waits for a press.
+            self.write_group(number, self.packing.group_bytes)?;
         }
-        Ok(())
     }
 
-    fn append(&self, plain: &[u8], blocks: &[(BlockHash, u32)]) -> Result<(), StoreError> {
-        let mut packed = self.spare.lock().unwrap_or_else(PoisonError::into_inner).pop().unwrap_or_default();
-        let codec = pack::compress(plain, self.packing.level, &mut packed)
-            .map_err(|error| StoreError::unavailable("compress a block", error))?;
-        let stored = if codec == Codec::Raw { plain } else { &packed };
-        let full = {
-            let mut slot = self.writer.lock().unwrap_or_else(PoisonError::into_inner);
-            let mut writer = match slot.take() {
-                Some(writer) => writer,
-                None => self.begin_pack()?,
+    /// Compresses and writes a group if it still holds so many plain bytes.
+    fn write_group(&self, number: usize, plain_bytes_min: usize) -> Result<(), StoreError> {
+        let appended = self.presses.with(|press| {
+            let blocks = {
+                let mut group = self.groups[number].lock().unwrap_or_else(PoisonError::into_inner);
+                if group.plain.len() < plain_bytes_min {
+                    return Ok(None);
+                }
+                // The group goes on with the memory that the press has.
+                std::mem::swap(&mut group.plain, &mut press.group);
+                std::mem::take(&mut group.blocks)
             };
-            writer.append(codec, plain.len() as u32, stored, blocks)?;
-            if writer.len < PACK_BYTES {
-                *slot = Some(writer);
-                None
-            } else {
-                Some(writer)
-            }
-        };
-        self.keep_spare(packed);
+            let plain_len = press.group.len() as u32;
+            let (codec, stored) = press.compress_group().map_err(cannot_compress)?;
+            self.append((codec, plain_len, stored), &blocks)
+        });
+        self.seal_full(appended.map_err(cannot_compress)??)
+    }
+
+    /// Without a press in hand: sealing may wait for a disk.
+    fn seal_full(&self, full: Option<PackWriter>) -> Result<(), StoreError> {
         full.map_or(Ok(()), |writer| self.seal(writer))
     }
 
-    /// Keeps memory for the next frame; of large pieces only a few, or each thread that ever packed a large block
-    /// would have one in the end.
-    fn keep_spare(&self, packed: Vec<u8>) {
-        let is_large = |packed: &Vec<u8>| packed.capacity() > 2 * GROUP_BYTES;
-        let mut spare = self.spare.lock().unwrap_or_else(PoisonError::into_inner);
-        if !is_large(&packed) || spare.iter().filter(|packed| is_large(packed)).count() < LARGE_SPARE_MAX {
-            spare.push(packed);
+    /// Adds a frame to the pack that is being written; gives the pack if it is full now.
+    fn append(
+        &self,
+        (codec, plain_len, stored): (Codec, u32, &[u8]),
+        blocks: &[(BlockHash, u32)],
+    ) -> Result<Option<PackWriter>, StoreError> {
+        let mut slot = self.writer.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut writer = match slot.take() {
+            Some(writer) => writer,
+            None => self.begin_pack()?,
+        };
+        writer.append(codec, plain_len, stored, blocks)?;
+        if writer.file.plain_len() < PACK_BYTES && writer.index.blocks.len() < PACK_BLOCKS {
+            *slot = Some(writer);
+            return Ok(None);
         }
+        Ok(Some(writer))
     }
 
     fn begin_pack(&self) -> Result<PackWriter, StoreError> {
-        let mut writer = PackWriter {
-            file: self.store.backend.create()?,
-            name: PackName::random(),
-            len: 0,
-            index: PackIndex::default(),
-        };
-        writer.write(&pack::header())?;
+        let name = PackName::random();
+        let file = self.store.files.create(self.store.key_of(&name)?)?;
+        let index = PackIndex { thorough: self.packing.level > LEVEL, ..PackIndex::default() };
+        let mut writer = PackWriter { file, name, index };
+        writer.file.append(&pack::header())?;
         Ok(writer)
     }
 
     fn seal(&self, mut writer: PackWriter) -> Result<(), StoreError> {
-        let index = writer.index.encode(writer.len);
-        writer.write(&index)?;
-        let PackWriter { file, name, len, index } = writer;
-        let key = self.store.key_of(&name)?;
-        let publish = move || file.publish(&key);
+        let index = writer.index.encode(writer.file.plain_len());
+        writer.file.append(&index)?;
+        let len = writer.file.close()?;
+        let PackWriter { file, name, index } = writer;
+        let publish = move || file.publish();
         let thread = std::thread::Builder::new()
             .spawn(publish)
             .map_err(|error| StoreError::unavailable("start a thread that makes a pack durable", error))?;
@@ -252,12 +274,6 @@ impl Drop for PackUpload<'_> {
 }
 
 impl PackWriter {
-    fn write(&mut self, bytes: &[u8]) -> Result<(), BackendError> {
-        self.file.append(bytes)?;
-        self.len += bytes.len() as u64;
-        Ok(())
-    }
-
     fn append(
         &mut self,
         codec: Codec,
@@ -266,16 +282,16 @@ impl PackWriter {
         blocks: &[(BlockHash, u32)],
     ) -> Result<(), BackendError> {
         let lengths: Vec<u32> = blocks.iter().map(|(_, len)| *len).collect();
-        self.write(&pack::frame_header(codec, plain_len, stored.len() as u32, &lengths))?;
+        self.file.append(&pack::frame_header(codec, plain_len, stored.len() as u32, &lengths))?;
         let number = self.index.frames.len() as u32;
         let stored_len = stored.len() as u32;
-        self.index.frames.push(Frame { offset: self.len, stored_len, plain_len, codec });
+        self.index.frames.push(Frame { offset: self.file.plain_len(), stored_len, plain_len, codec });
         let mut offset = 0;
         for (hash, len) in blocks {
             self.index.blocks.push(BlockRecord { hash: *hash, frame: number, offset, len: *len });
             offset += len;
         }
-        self.write(stored)
+        self.file.append(stored)
     }
 }
 
@@ -284,7 +300,12 @@ impl Upload for PackUpload<'_> {
         self.epoch
     }
 
+    fn hasher(&self) -> &BlockHasher {
+        &self.store.hasher
+    }
+
     fn put(&self, block: &Block<'_>) -> Result<bool, StoreError> {
+        block.check_hasher(&self.store.hasher)?;
         let hash = block.hash();
         if self.packing.existing == Existing::Keep && self.store.catalogue().has(&hash) {
             return Ok(false);
@@ -315,9 +336,10 @@ impl Upload for PackUpload<'_> {
             return Err(StoreError::UploadFailed);
         }
         for number in 0..GROUPS {
-            let group = std::mem::take(self.groups[number].get_mut().unwrap_or_else(PoisonError::into_inner));
-            if !group.blocks.is_empty() {
-                self.append(&group.plain, &group.blocks)?;
+            let is_empty =
+                self.groups[number].get_mut().unwrap_or_else(PoisonError::into_inner).blocks.is_empty();
+            if !is_empty {
+                self.write_group(number, 0)?;
             }
         }
         let last = self.writer.get_mut().unwrap_or_else(PoisonError::into_inner).take();

@@ -1,24 +1,19 @@
-//! Reading one regular file into blocks.
+//! One regular file of a scan: opening it, and its entry.
 
 use std::ffi::CStr;
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::fs::FileExt;
+use std::os::fd::{BorrowedFd, OwnedFd};
 
-use rustix::fs::{FileType, SeekFrom};
+use rustix::fs::FileType;
 
 use super::SecureError;
-use super::job::{Job, LinkedEntry, show};
-use crate::manifest::{
-    Content, ContentMap, Entry, EntryBody, Extent, Meta, Time, Xattrs, for_each_window, window_bytes,
-};
+use super::job::{Job, LinkedEntry};
+use crate::manifest::{Entry, EntryBody, Meta, Time, Xattrs};
+use crate::path::show;
+use crate::read_file::ReadError;
 use crate::stat_cache;
 use crate::sys::{self, Stat};
-
-/// A file that changes while it is read is read this often; then the last reading stands, with a warning, and
-/// the file is read again by the next secure.
-const READS_MAX: usize = 3;
 
 /// An open file's entry, from its bytes and the descriptor's own metadata.
 ///
@@ -29,143 +24,31 @@ pub(super) fn read(
     read_start: Time,
     path: &dyn Fn() -> Vec<u8>,
 ) -> Result<LinkedEntry, SecureError> {
-    let OpenFile { fd, stat: first_stat, xattrs: known_xattrs } = opened;
+    let OpenFile { fd, stat, xattrs: known_xattrs } = opened;
     let file = File::from(fd);
-    let unreadable = |source: io::Error| SecureError::Unreadable { path: show(&path()), source };
-    let mut stat = first_stat;
-    let mut reads = 0;
-    let (content, xattrs, stable) = loop {
-        let content = read_content(job, &file, stat.size).map_err(|error| match error {
-            ReadError::Io(error) => unreadable(error),
-            ReadError::Secure(error) => error,
-        })?;
-        let xattrs = match &known_xattrs {
-            Some(xattrs) => xattrs.clone(),
-            None => sys::xattrs_of(&file).map_err(unreadable)?,
-        };
-        let after = sys::stat_fd(&file).map_err(unreadable)?;
-        reads += 1;
-        let same = content.is_some()
-            && (after.size, after.mtime, after.ctime) == (stat.size, stat.mtime, stat.ctime);
-        match content {
-            Some(content) if same || reads >= READS_MAX => break (content, xattrs, same),
-            None if reads >= 2 * READS_MAX => {
-                return Err(unreadable(io::Error::other("it shrinks while it is read")));
-            }
-            _ => stat = after,
-        }
+    let xattrs = || match &known_xattrs {
+        Some(xattrs) => Ok(xattrs.clone()),
+        None => sys::xattrs_of(&file),
     };
+    let read = job.file_reads().read(&file, stat, xattrs).map_err(|error| match error {
+        ReadError::Io(source) => SecureError::Unreadable { path: show(&path()), source },
+        ReadError::Secure(error) => error,
+    })?;
+    if stat.size > 0 {
+        job.count_read(read.bytes_read);
+    }
+    let (stat, stable) = (read.stat, read.stable);
     if !stable {
         job.warn(format!("`{}` changed while it was read", show(&path())));
     }
-    let meta = Meta { mode: stat.mode, mtime: stat.mtime, xattrs: job.blob(&xattrs.encode())? };
+    let meta = Meta { mode: stat.mode, mtime: stat.mtime, xattrs: job.blob(&read.beside.encode())? };
     Ok(LinkedEntry {
-        entry: Entry { meta, body: EntryBody::File(content) }.encode().into(),
+        entry: Entry { meta, body: EntryBody::File(read.content) }.encode().into(),
         inode: stat.inode,
         ctime: stat.ctime,
         size: stat.size,
         dirty: !stable || stat_cache::is_racy(stat.ctime, read_start),
     })
-}
-
-enum ReadError {
-    Io(io::Error),
-    Secure(SecureError),
-}
-
-impl From<io::Error> for ReadError {
-    fn from(error: io::Error) -> Self {
-        Self::Io(error)
-    }
-}
-
-impl From<rustix::io::Errno> for ReadError {
-    fn from(error: rustix::io::Errno) -> Self {
-        Self::Io(error.into())
-    }
-}
-
-/// None: the file has become shorter than `size`.
-fn read_content(job: &Job<'_>, file: &File, size: u64) -> Result<Option<Content>, ReadError> {
-    if size == 0 {
-        return Ok(Some(Content::Nothing { size }));
-    }
-    let extents = data_ranges(file.as_fd(), size)?;
-    if extents.is_empty() {
-        return Ok(Some(Content::Nothing { size }));
-    }
-    let mut bytes_read = 0;
-    let dense = extents.len() == 1 && extents[0] == Extent { start: 0, len: size };
-    let mut blocks = Vec::new();
-    let largest = size.min(window_bytes(size)) as usize;
-    let mut buffer = job.buffers.take(largest);
-    let cut = for_each_window(&extents, size, |parts| {
-        job.check_cancel().map_err(ReadError::Secure)?;
-        let len = parts.iter().map(|part| part.len).sum::<u64>() as usize;
-        let buffer = buffer.first_bytes(len);
-        let mut filled = 0;
-        for part in parts {
-            let part_len = part.len as usize;
-            file.read_exact_at(&mut buffer[filled..filled + part_len], part.start)?;
-            filled += part_len;
-        }
-        bytes_read += len as u64;
-        blocks.push(job.put(buffer).map_err(|error| ReadError::Secure(error.into()))?);
-        Ok(())
-    });
-    job.count_read(bytes_read);
-    match cut {
-        Ok(()) => {}
-        Err(ReadError::Io(error)) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(None),
-        Err(error) => return Err(error),
-    }
-    if let (true, [block]) = (dense && size <= window_bytes(size), blocks.as_slice()) {
-        return Ok(Some(Content::Whole { size, block: *block }));
-    }
-    let map = job
-        .blob(&ContentMap { extents, blocks }.encode())
-        .map_err(|error| ReadError::Secure(error.into()))?;
-    Ok(Some(Content::Mapped { size, map }))
-}
-
-/// The ranges of a file that are not holes. Zeros that were written are data.
-fn data_ranges(fd: BorrowedFd<'_>, size: u64) -> io::Result<Vec<Extent>> {
-    let whole = || vec![Extent { start: 0, len: size }];
-    // A file system without holes answers with the file's end, or refuses.
-    match rustix::fs::seek(fd, SeekFrom::Hole(0)) {
-        Ok(hole) if hole >= size => return Ok(whole()),
-        Ok(_) => {}
-        Err(rustix::io::Errno::INVAL | rustix::io::Errno::OPNOTSUPP) => return Ok(whole()),
-        Err(rustix::io::Errno::NXIO) => return Ok(Vec::new()),
-        Err(error) => return Err(error.into()),
-    }
-    let mut extents = Vec::new();
-    let mut at = 0;
-    while at < size {
-        let start = match rustix::fs::seek(fd, SeekFrom::Data(at)) {
-            Ok(start) => start,
-            Err(rustix::io::Errno::NXIO) => break,
-            Err(error) => return Err(error.into()),
-        };
-        if start >= size {
-            break;
-        }
-        let end = match rustix::fs::seek(fd, SeekFrom::Hole(start)) {
-            Ok(end) => end.min(size),
-            Err(rustix::io::Errno::NXIO) => size,
-            Err(error) => return Err(error.into()),
-        };
-        if end <= start {
-            break;
-        }
-        match extents.last_mut() {
-            // A range that was written between two questions.
-            Some(Extent { start: last, len }) if *last + *len == start => *len = end - *last,
-            _ => extents.push(Extent { start, len: end - start }),
-        }
-        at = end;
-    }
-    Ok(extents)
 }
 
 /// A regular file that can be read.

@@ -6,12 +6,14 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use covey_types::BlockHash;
 
-use super::buffer::Buffers;
 use super::{SecureError, SecureRequest};
 use crate::anchor::Anchor;
-use crate::block::{Block, StoreError, Upload};
+use crate::block::{StoreError, Upload};
 use crate::gaps::{GapEntry, Gaps};
-use crate::manifest::{Blob, LinkGroup, Time, window_bytes};
+use crate::manifest::{Blob, LinkGroup, Time};
+use crate::object;
+use crate::path::show;
+use crate::read_file::{Buffers, FileReads};
 use crate::stat_cache::{CacheWriter, RecordBuilder, StatCache};
 
 /// Paths of one kind that a report names; the count goes on.
@@ -75,7 +77,7 @@ pub(super) struct Job<'a> {
     kept_gaps: Mutex<BTreeSet<Vec<u8>>>,
     asked: Mutex<Asked>,
     upload: &'a dyn Upload,
-    pub(super) buffers: Buffers,
+    buffers: Buffers,
     linked: Mutex<HashMap<(u64, u64), Arc<LinkedInode>>>,
     records: Option<CacheWriter>,
     files: AtomicU64,
@@ -141,20 +143,15 @@ impl<'a> Job<'a> {
     }
 
     pub(super) fn put(&self, bytes: &[u8]) -> Result<BlockHash, StoreError> {
-        let block = Block::of(bytes)?;
-        self.upload.put(&block)?;
-        Ok(block.hash())
+        object::put(self.upload, bytes)
     }
 
-    /// Bytes that stand in the object if they are few, else in blocks.
     pub(super) fn blob(&self, bytes: &[u8]) -> Result<Blob, StoreError> {
-        if Blob::fits_inline(bytes.len()) {
-            return Ok(Blob::Inline(bytes.to_vec()));
-        }
-        let len = bytes.len() as u64;
-        let blocks =
-            bytes.chunks(window_bytes(len) as usize).map(|part| self.put(part)).collect::<Result<_, _>>()?;
-        Ok(Blob::Blocks { len, blocks })
+        object::put_blob(self.upload, bytes)
+    }
+
+    pub(super) fn file_reads(&self) -> FileReads<'_> {
+        FileReads { upload: self.upload, cancel: self.request.cancel, buffers: &self.buffers }
     }
 
     pub(super) fn linked_inode(&self, device: u64, inode: u64) -> Arc<LinkedInode> {
@@ -319,8 +316,4 @@ impl LinkedInode {
     pub(super) fn add_path(&self, path: Vec<u8>) {
         lock(&self.paths).push(path);
     }
-}
-
-pub(super) fn show(path: &[u8]) -> String {
-    String::from_utf8_lossy(path).into_owned()
 }

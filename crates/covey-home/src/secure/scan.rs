@@ -15,10 +15,11 @@ use rustix::fs::FileType;
 
 use super::SecureError;
 use super::file::{self, OpenFile, Opened};
-use super::job::{Job, LinkedEntry, show};
+use super::job::{Job, LinkedEntry};
 use crate::anchor::{self, Anchor};
 use crate::gaps::GapEntry;
 use crate::manifest::{Blob, DEPTH_MAX, Entry, EntryBody, EntryKind, EntryView, ListingBuilder, Meta, Time};
+use crate::path::show;
 use crate::stat_cache::{self, CachedDir, CachedEntry, RecordBuilder};
 use crate::sys::{self, Names, Stat};
 use crate::work::Tasks;

@@ -2,10 +2,10 @@
 
 use covey_types::{BlockHash, RootHash};
 
-use super::join;
 use crate::block::BlockStore;
 use crate::manifest::{Entry, EntryBody, Meta};
 use crate::object::{self, ObjectError};
+use crate::path::join;
 use crate::secure::{SecureError, SecureReport, SecureRequest, secure};
 
 /// Paths that a check names; the first are enough to look for the reason.

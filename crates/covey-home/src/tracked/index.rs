@@ -12,12 +12,13 @@ use std::os::unix::ffi::OsStrExt;
 
 use rustix::fs::{FileType, Mode, OFlags};
 
-use super::file::{self, ReadError};
 use super::known::{Known, KnownFile};
 use super::lower::Lower;
-use super::{TrackedError, TrackedRequest, marks, show};
-use crate::block::Upload;
+use super::{TrackedError, TrackedRequest, marks};
 use crate::manifest::{DeviceNumber, Entry, EntryBody, LinkTable, Meta};
+use crate::object;
+use crate::path::show;
+use crate::read_file::{FileReads, ReadError};
 use crate::stat_cache;
 use crate::sys::{self, Names};
 
@@ -82,7 +83,7 @@ impl ChangedInodes {
 pub(super) fn read(
     request: &TrackedRequest<'_>,
     lower: &Lower<'_>,
-    upload: &dyn Upload,
+    reads: FileReads<'_>,
     known: &Known,
     links: &LinkTable,
 ) -> Result<ChangedInodes, TrackedError> {
@@ -116,7 +117,8 @@ pub(super) fn read(
         };
         let group = &links.groups[number];
         let xattrs = if stat.file_type == FileType::Symlink { Vec::new() } else { xattrs.encode() };
-        let meta = Meta { mode: stat.mode, mtime: stat.mtime, xattrs: file::blob(upload, &xattrs)? };
+        let meta =
+            Meta { mode: stat.mode, mtime: stat.mtime, xattrs: object::put_blob(reads.upload, &xattrs)? };
         let body = match stat.file_type {
             FileType::Symlink => {
                 let target = rustix::fs::readlinkat(&dir, name, Vec::new());
@@ -144,7 +146,8 @@ pub(super) fn read(
                 None => {
                     let start = stat_cache::now();
                     let opened = File::from(sys::open_file_at(dir.as_fd(), name).map_err(failed(&path))?);
-                    let read = file::read(upload, request.cancel, &opened).map_err(|error| match error {
+                    let before = sys::stat_fd(opened.as_fd()).map_err(failed(&path))?;
+                    let read = reads.read(&opened, before, || Ok(())).map_err(|error| match error {
                         ReadError::Io(error) => failed(&path)(error),
                         ReadError::Secure(error) => error.into(),
                     })?;

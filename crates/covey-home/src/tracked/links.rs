@@ -3,9 +3,9 @@
 use std::collections::HashMap;
 
 use super::index::ChangedInodes;
-use super::join;
 use super::merge::Merged;
 use crate::manifest::{LinkGroup, LinkTable};
+use crate::path::join;
 
 /// Groups of the new state; some may have a single name.
 pub(super) fn merge(base: &LinkTable, changed: &ChangedInodes, merged: &Merged) -> Vec<LinkGroup> {

@@ -12,9 +12,11 @@ use super::index::ChangedInodes;
 use super::lower::{Lower, find};
 use super::marks::Redirect;
 use super::upper::{Upper, What};
-use super::{TrackedError, TrackedRequest, file, join, show};
+use super::{TrackedError, TrackedRequest};
 use crate::block::Upload;
 use crate::manifest::{Entry, EntryBody, ListingBuilder};
+use crate::object;
+use crate::path::{join, show};
 use crate::secure::SecureError;
 use crate::work::STACK_BYTES;
 
@@ -125,7 +127,7 @@ impl Merge<'_> {
             self.lower_entry(name, kept, lower.as_ref(), &mut builder)?;
         }
         let upload = self.upload;
-        builder.finish(|object| file::put(upload, object).map_err(TrackedError::from))
+        builder.finish(|object| object::put(upload, object).map_err(TrackedError::from))
     }
 
     /// As [`Merge::dir`], of a directory in this one.

@@ -3,11 +3,11 @@
 use covey_types::BlockHash;
 
 use super::TrackedError;
-use super::join;
 use super::lower::Lower;
 use super::merge::Merged;
 use crate::manifest::{Entry, EntryBody, MalformedObject, Root};
 use crate::object::ObjectError;
+use crate::path::join;
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Totals {

@@ -13,14 +13,16 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rustix::fs::FileType;
 
-use super::file::{self, ReadError};
 use super::index::ChangedInodes;
 use super::known::{Known, KnownFile};
 use super::marks::{self, Marks, Opaque, Redirect};
-use super::{TrackedError, TrackedRequest, show};
+use super::{TrackedError, TrackedRequest};
 use crate::anchor::Anchor;
 use crate::block::Upload;
 use crate::manifest::{DEPTH_MAX, DeviceNumber, Entry, EntryBody, Meta, Xattrs};
+use crate::object;
+use crate::path::show;
+use crate::read_file::{FileReads, ReadError};
 use crate::secure::SecureError;
 use crate::stat_cache;
 use crate::sys::{self, Names, Stat};
@@ -102,7 +104,7 @@ type SharedEntry = Arc<Mutex<Option<(Arc<[u8]>, u64)>>>;
 
 struct Scan<'a> {
     request: &'a TrackedRequest<'a>,
-    upload: &'a dyn Upload,
+    reads: FileReads<'a>,
     known: &'a Known,
     changed: &'a ChangedInodes,
     upper: Mutex<Upper>,
@@ -123,7 +125,7 @@ fn unreadable(anchor: &Anchor, name: &[u8], source: io::Error) -> TrackedError {
 pub(super) fn scan(
     request: &TrackedRequest<'_>,
     dir: OwnedFd,
-    upload: &dyn Upload,
+    reads: FileReads<'_>,
     known: &Known,
     changed: &ChangedInodes,
 ) -> Result<Upper, TrackedError> {
@@ -134,10 +136,10 @@ pub(super) fn scan(
         let problem = "no overlay was mounted on the upper directory";
         return Err(TrackedError::Marks { path: String::new(), problem });
     }
-    let root_meta = meta_of(upload, &stat, &xattrs)?;
+    let root_meta = meta_of(reads.upload, &stat, &xattrs)?;
     let scan = Scan {
         request,
-        upload,
+        reads,
         known,
         changed,
         upper: Mutex::new(Upper {
@@ -172,7 +174,7 @@ pub(super) fn scan(
 }
 
 fn meta_of(upload: &dyn Upload, stat: &Stat, xattrs: &Xattrs) -> Result<Meta, TrackedError> {
-    Ok(Meta { mode: stat.mode, mtime: stat.mtime, xattrs: file::blob(upload, &xattrs.encode())? })
+    Ok(Meta { mode: stat.mode, mtime: stat.mtime, xattrs: object::put_blob(upload, &xattrs.encode())? })
 }
 
 impl Scan<'_> {
@@ -214,14 +216,14 @@ impl Scan<'_> {
                         children.push((entries.len(), name.to_owned(), marks.opaque));
                         What::Directory {
                             number: 0,
-                            meta: meta_of(self.upload, &stat, &xattrs)?,
+                            meta: meta_of(self.reads.upload, &stat, &xattrs)?,
                             opaque: marks.opaque == Opaque::Yes,
                             redirect: marks.redirect,
                         }
                     }
                     FileType::RegularFile => {
                         let (xattrs, marks) = marks_of()?;
-                        let meta = meta_of(self.upload, &stat, &xattrs)?;
+                        let meta = meta_of(self.reads.upload, &stat, &xattrs)?;
                         if opaque == Opaque::HoldsWhiteouts && marks.whiteout && stat.size == 0 {
                             What::Whiteout
                         } else if marks.metacopy && !self.changed.by_inode.contains_key(&stat.inode) {
@@ -234,7 +236,7 @@ impl Scan<'_> {
                     FileType::Symlink => {
                         let target = rustix::fs::readlinkat(&*dir, name, Vec::new());
                         let target = target.map_err(|error| unreadable(anchor, bytes, error.into()))?;
-                        let meta = meta_of(self.upload, &stat, &Xattrs::default())?;
+                        let meta = meta_of(self.reads.upload, &stat, &Xattrs::default())?;
                         special(&stat, meta, EntryBody::Symlink { target: target.into_bytes() })
                     }
                     FileType::Fifo | FileType::Socket | FileType::CharacterDevice | FileType::BlockDevice => {
@@ -245,7 +247,7 @@ impl Scan<'_> {
                             FileType::BlockDevice => EntryBody::BlockDevice(stat.number),
                             _ => EntryBody::Fifo,
                         };
-                        special(&stat, meta_of(self.upload, &stat, &xattrs)?, body)
+                        special(&stat, meta_of(self.reads.upload, &stat, &xattrs)?, body)
                     }
                     _ => {
                         let mut upper = lock(&self.upper);
@@ -337,7 +339,7 @@ impl Scan<'_> {
         if let Some(done) = slot.as_ref().and_then(|slot| (**slot).clone()) {
             return Ok(done);
         }
-        let read = file::read(self.upload, self.request.cancel, &file).map_err(|error| match error {
+        let read = self.reads.read(&file, stat, || Ok(())).map_err(|error| match error {
             ReadError::Io(error) => failed(error),
             ReadError::Secure(error) => error.into(),
         })?;

@@ -6,10 +6,11 @@ use std::ops::ControlFlow;
 
 use covey_types::{BlockHash, RootHash};
 
-use super::{Named, Snapshot, ViewError, show};
+use super::{Named, Snapshot, ViewError};
 use crate::block::BlockStore;
 use crate::manifest::{Entry, EntryBody, ListingPart};
 use crate::object::{self, ObjectError};
+use crate::path::show;
 
 /// How a path differs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, serde::Serialize)]

@@ -9,7 +9,7 @@ use covey_home::manifest::{
     Blob, Content, ContentMap, DeviceNumber, Entry, EntryBody, Extent, LinkTable, ListingBuilder, Meta, Root,
     Time, Xattr, Xattrs,
 };
-use covey_home::{Block, BlockStore, PackStore};
+use covey_home::{Block, BlockStore, MasterKey, PackStore};
 use covey_types::BlockHash;
 
 use crate::support;
@@ -120,4 +120,44 @@ fn a_pack_of_version_1_is_read() {
         assert_eq!(store.get(&BlockHash::of(bytes)).unwrap(), bytes);
     }
     assert_eq!(store.verify_packs().unwrap().blocks, 3);
+}
+
+/// The key that the golden files of an encrypted store were made with; it protects nothing.
+const GOLDEN_MASTER: &str = "000102030405060708090a0b0c0d0e0f101112131415161718191a1b1c1d1e1f";
+
+#[test]
+fn an_encrypted_store_of_version_1_is_read() {
+    let text = b"the same line\n".repeat(100);
+    // More than one piece.
+    let noise = support::noise(1, 200_000);
+    let blocks: [&[u8]; 4] = [b"raw", &text, b"", &noise];
+    let master = MasterKey::from_text(GOLDEN_MASTER).unwrap();
+    let scratch = support::scratch();
+    let org = scratch.path().join("orgs/org");
+    let open = || PackStore::open_directory_with(scratch.path(), "org", Some(&master)).unwrap();
+    if std::env::var_os("COVEY_BLESS").is_some() {
+        let store = open();
+        let upload = store.upload().unwrap();
+        for bytes in blocks {
+            upload.put(&upload.hasher().block(bytes).unwrap()).unwrap();
+        }
+        upload.finish().unwrap();
+        let pack = fs::read_dir(org.join("packs")).unwrap().next().unwrap().unwrap().path();
+        let stem = pack.file_stem().unwrap().to_str().unwrap().to_owned();
+        fs::write(golden("pack-sealed-v1.name"), stem).unwrap();
+        fs::rename(pack, golden("pack-sealed-v1.bin")).unwrap();
+        fs::rename(org.join("keys/ring"), golden("keys-v1.txt")).unwrap();
+    }
+    // The name of a pack is part of its key.
+    let name = fs::read_to_string(golden("pack-sealed-v1.name")).unwrap();
+    fs::create_dir_all(org.join("packs")).unwrap();
+    fs::create_dir_all(org.join("keys")).unwrap();
+    fs::copy(golden("pack-sealed-v1.bin"), org.join(format!("packs/{}.pack", name.trim()))).unwrap();
+    fs::copy(golden("keys-v1.txt"), org.join("keys/ring")).unwrap();
+    let store = open();
+    assert_eq!(store.problems(), Vec::<String>::new());
+    for bytes in blocks {
+        assert_eq!(store.get(&store.hasher().hash(bytes)).unwrap(), bytes);
+    }
+    assert_eq!(store.verify_packs().unwrap().blocks, 4);
 }

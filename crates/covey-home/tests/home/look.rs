@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use covey_home::usage::{Shares, UsageOptions, shares, usage};
 use covey_home::view::{FileReader, Snapshot, ViewError, WalkOptions, is_behind};
-use covey_home::{BlockStore, MemoryStore, PackStore, StoreError, Upload};
+use covey_home::{BlockHasher, BlockStore, MemoryStore, PackStore, StoreError, Upload};
 use covey_types::BlockHash;
 use proptest::prelude::*;
 
@@ -95,6 +95,10 @@ struct Counting {
 }
 
 impl BlockStore for Counting {
+    fn hasher(&self) -> &BlockHasher {
+        self.inner.hasher()
+    }
+
     fn get(&self, hash: &BlockHash) -> Result<Vec<u8>, StoreError> {
         self.gets.fetch_add(1, Ordering::Relaxed);
         self.inner.get(hash)

@@ -8,6 +8,7 @@ mod collect;
 mod concurrency;
 mod damage;
 mod deep;
+mod encrypted;
 mod gaps;
 mod git;
 mod golden;

@@ -8,7 +8,6 @@ use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
-use covey_types::BlockHash;
 use serde::{Deserialize, Serialize};
 
 use super::{Cache, CacheError, io_error};
@@ -94,12 +93,20 @@ impl Cache {
         }
         for dir in entries(&self.contents())? {
             for path in entries(&dir)? {
-                if !is_what_it_says(&path).map_err(io_error(&path))? {
+                if !self.is_what_it_says(&path).map_err(io_error(&path))? {
                     fs::remove_file(&path).map_err(io_error(&path))?;
                 }
             }
         }
         Ok(())
+    }
+
+    /// Only contents of one block have a name that is the hash of their bytes; others are fetched again.
+    fn is_what_it_says(&self, path: &Path) -> io::Result<bool> {
+        match id_of(path) {
+            Some(id) if id.is_plain_hash() => Ok(self.hasher.hash(&fs::read(path)?) == id.hash()),
+            _ => Ok(false),
+        }
     }
 }
 
@@ -114,16 +121,10 @@ pub(super) fn id_of(path: &Path) -> Option<ContentId> {
     ContentId::parse(dir, path.file_name()?.to_str()?)
 }
 
-/// Only contents of one block have a name that is the hash of their bytes; others are fetched again.
-fn is_what_it_says(path: &Path) -> io::Result<bool> {
-    match id_of(path) {
-        Some(id) if id.is_plain_hash() => Ok(BlockHash::of(&fs::read(path)?) == id.hash()),
-        _ => Ok(false),
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use covey_types::BlockHash;
+
     use super::*;
 
     fn content_file(cache: &Cache, bytes: &[u8]) -> PathBuf {

@@ -9,7 +9,7 @@ use std::io::{self, BufWriter, Write};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-use covey_home::{BlockStore, StoreError, Upload};
+use covey_home::{BlockHasher, BlockStore, StoreError, Upload};
 use covey_types::BlockHash;
 
 const MAGIC: &[u8; 8] = b"COVEYOBJ";
@@ -83,7 +83,7 @@ impl<'a> ObjectsFirst<'a> {
                     let len = u32::from_le_bytes(len.try_into().ok()?);
                     let mut bytes = vec![0; (len as usize).min(covey_home::BLOCK_BYTES_MAX)];
                     file.read_exact_at(&mut bytes, offset).ok()?;
-                    return (BlockHash::of(&bytes) == *hash).then_some(bytes);
+                    return (self.inner.hasher().hash(&bytes) == *hash).then_some(bytes);
                 }
             }
         }
@@ -111,6 +111,10 @@ fn open(path: &Path) -> io::Result<(File, u64, u64)> {
 }
 
 impl BlockStore for ObjectsFirst<'_> {
+    fn hasher(&self) -> &BlockHasher {
+        self.inner.hasher()
+    }
+
     fn get(&self, hash: &BlockHash) -> Result<Vec<u8>, StoreError> {
         self.find(hash).map_or_else(|| self.inner.get(hash), Ok)
     }

@@ -5,6 +5,7 @@
 //! later is ignored by its attempt number. A fast model could starve the store that way, so an attempt that
 //! follows [`DROPPED_IN_A_ROW_MAX`] dropped ones is waited for.
 
+use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -16,7 +17,7 @@ use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
 use super::{Home, HomeEvent};
-use crate::mark::Offer;
+use crate::mark::{Offer, Settled};
 
 /// Secures that may be dropped for arriving calls before one must be let finish.
 const DROPPED_IN_A_ROW_MAX: u32 = 2;
@@ -79,6 +80,15 @@ impl Home {
             Ok(None) => return,
             Err(error) => return self.secure_failed(Fault::Retry, error.to_string()).await,
         };
+        match self.unsettle() {
+            Ok(true) => {}
+            // It was evicted: whatever it held is published.
+            Ok(false) => return,
+            Err(error) => {
+                let detail = format!("cannot write the mark in {}: {error}", self.dir.path().display());
+                return self.secure_failed(Fault::Retry, detail).await;
+            }
+        }
         let kind = if self.live.is_some() { SnapshotKind::Frozen } else { SnapshotKind::Quiesced };
         if let Err(error) = self.freeze().await {
             let detail = format!("the sandbox does not freeze: {error}");
@@ -122,6 +132,19 @@ impl Home {
             }
         });
         self.securing = Some(Securing { attempt, cancel, task });
+    }
+
+    /// Keeps the copy from being evicted while it is read: what is missing then would be secured as deleted. False:
+    /// it has been evicted already.
+    fn unsettle(&mut self) -> io::Result<bool> {
+        let Some(mark) = self.mark.as_mut().filter(|mark| mark.settled.is_some()) else { return Ok(true) };
+        let _copies = self.runner.lock_copies();
+        if !self.dir.files().try_exists()? {
+            return Ok(false);
+        }
+        mark.settled = None;
+        self.dir.write_mark(mark)?;
+        Ok(true)
     }
 
     pub(super) async fn secured(&mut self, end: SecureEnd) {
@@ -188,14 +211,19 @@ impl Home {
         if !answers_offer {
             return;
         }
-        self.offered = None;
+        let bytes = match self.offered.take() {
+            Some(RunnerToServer::Publish { bytes, .. }) => Some(bytes.0),
+            _ => None,
+        };
         match outcome {
             PublishOutcome::Published { generation } => {
                 self.secure_again = None;
+                let rests = self.live.is_none() && self.securing.is_none() && !self.secure_after_answer;
                 if let Some(mark) = &mut self.mark {
                     mark.generation = generation;
                     mark.root = Some(root);
                     mark.offered = None;
+                    mark.settled = bytes.filter(|_| rests).map(|bytes| Settled { bytes });
                     if let Err(error) = self.dir.write_mark(mark) {
                         // The old mark names this root as offered, which is as good.
                         tracing::warn!(home = %self.home, %error, "cannot write the mark");
@@ -225,6 +253,11 @@ impl Home {
         }
         if self.live.is_none() && self.securing.is_none() {
             self.report_gone().await;
+        }
+        if self.mark.as_ref().is_some_and(|mark| mark.settled.is_some()) {
+            let runner = Arc::clone(&self.runner);
+            // Nobody waits for it, and it may take as long as deleting homes.
+            std::thread::spawn(move || runner.keep_copies_within_limit());
         }
     }
 

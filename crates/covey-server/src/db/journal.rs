@@ -300,7 +300,12 @@ pub fn list_public(
 ///
 /// # Errors
 /// When the database refuses or the record is damaged.
-pub(super) fn last_of(read: &Read<'_>, org: OrgId, session: SessionId, kinds: &[&str]) -> Result<Option<Record>> {
+pub(super) fn last_of(
+    read: &Read<'_>,
+    org: OrgId,
+    session: SessionId,
+    kinds: &[&str],
+) -> Result<Option<Record>> {
     let sql = format!(
         "SELECT {COLUMNS} FROM journal
          WHERE org = ?1 AND session = ?2 AND instr(?3, ',' || kind || ',') > 0 ORDER BY seq DESC LIMIT 1"

@@ -57,11 +57,7 @@ impl Load {
                 "covey home rules --org --org-bytes-max".to_owned(),
             ),
             _ => (
-                format!(
-                    "{home} would have {} of at most {}",
-                    ByteCount(self.after),
-                    ByteCount(self.max)
-                ),
+                format!("{home} would have {} of at most {}", ByteCount(self.after), ByteCount(self.max)),
                 format!("covey home rules {home} --bytes-max"),
             ),
         };
@@ -70,7 +66,8 @@ impl Load {
 }
 
 fn rules_of(row: &Row<'_>, first: usize) -> Result<HomeRules> {
-    let number = |at: usize| -> Result<Option<u64>> { Ok(row.get::<_, Option<i64>>(first + at)?.map(|n| n as u64)) };
+    let number =
+        |at: usize| -> Result<Option<u64>> { Ok(row.get::<_, Option<i64>>(first + at)?.map(|n| n as u64)) };
     Ok(HomeRules {
         keep_newest: number(0)?,
         keep_for_s: number(1)?,
@@ -210,9 +207,9 @@ fn of_org_max(read: &Read<'_>, org: OrgId) -> Result<Option<u64>> {
 }
 
 fn current_size(read: &Read<'_>, org: OrgId, home: &Home) -> Result<(u64, u64)> {
-    let mut statement = read
-        .conn
-        .prepare_cached("SELECT files, bytes FROM snapshot WHERE org = ?1 AND home = ?2 AND generation = ?3")?;
+    let mut statement = read.conn.prepare_cached(
+        "SELECT files, bytes FROM snapshot WHERE org = ?1 AND home = ?2 AND generation = ?3",
+    )?;
     let mut rows = statement.query((org.to_string(), home.id.to_string(), home.generation.0 as i64))?;
     match rows.next()? {
         Some(row) => Ok((row.get::<_, i64>(0)? as u64, row.get::<_, i64>(1)? as u64)),

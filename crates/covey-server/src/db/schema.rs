@@ -12,12 +12,11 @@ use super::{DbError, Result};
 pub(super) const BUSY_WAIT: Duration = Duration::from_secs(10);
 
 /// Migration `n` leads from schema `n` to `n + 1`.
-const MIGRATIONS: &[&str] =
-    &[
-        include_str!("migrations/0001_first.sql"),
-        include_str!("migrations/0002_history.sql"),
-        include_str!("migrations/0003_store.sql"),
-    ];
+const MIGRATIONS: &[&str] = &[
+    include_str!("migrations/0001_first.sql"),
+    include_str!("migrations/0002_history.sql"),
+    include_str!("migrations/0003_store.sql"),
+];
 
 pub(super) fn configure(conn: &Connection) -> rusqlite::Result<()> {
     conn.busy_timeout(BUSY_WAIT)?;

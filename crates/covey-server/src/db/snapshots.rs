@@ -8,7 +8,8 @@
 
 use covey_harness::record::{Body, HomeOrigin};
 use covey_types::{
-    Fault, FencingToken, Generation, HomeId, OrgId, RootHash, SessionId, Snapshot, SnapshotKind, StepId, Timestamp,
+    Fault, FencingToken, Generation, HomeId, OrgId, RootHash, SessionId, Snapshot, SnapshotKind, StepId,
+    Timestamp,
 };
 use covey_wire::api::history::GenerationName;
 use rusqlite::Row;
@@ -65,7 +66,8 @@ pub struct SnapshotRow {
     pub from_home: Option<HomeId>,
 }
 
-const COLUMNS: &str = "generation, root, kind, session, step, files, bytes, published_at, origin, from_generation,
+const COLUMNS: &str =
+    "generation, root, kind, session, step, files, bytes, published_at, origin, from_generation,
      from_home";
 
 fn row_of(row: &Row<'_>) -> Result<SnapshotRow> {
@@ -148,7 +150,8 @@ pub fn named(read: &Read<'_>, org: OrgId, id: HomeId, name: GenerationName) -> R
     let number = |number: u64| i64::try_from(number).unwrap_or(i64::MAX);
     let mut rows = statement.query((org.to_string(), id.to_string(), number(at_most), number(passed)))?;
     let found = rows.next()?.map(row_of).transpose()?;
-    let exact = |found: &SnapshotRow| !matches!(name, GenerationName::Number(n) if found.snapshot.generation.0 != n);
+    let exact =
+        |found: &SnapshotRow| !matches!(name, GenerationName::Number(n) if found.snapshot.generation.0 != n);
     found.filter(exact).ok_or_else(|| match home.generation {
         Generation(0) => DbError::NotFound { what: "a snapshot of", id: id.to_string() },
         _ => DbError::NotFound { what: "a kept snapshot", id: format!("{name} of {id}") },
@@ -262,9 +265,8 @@ fn note_over_quota(tx: &Tx<'_>, org: OrgId, home: &Home, reason: &str) -> Result
     mark_unsecured(tx, org, home.id, reason)?;
     let Some(session) = home.lease_session else { return Ok(()) };
     let last = journal::last_of(tx, org, session, &["home.secured", "home.secure_failed"])?;
-    let is_known = last.is_some_and(|record| {
-        matches!(record.body, Body::HomeSecureFailed { fault: Fault::TooLarge, .. })
-    });
+    let is_known = last
+        .is_some_and(|record| matches!(record.body, Body::HomeSecureFailed { fault: Fault::TooLarge, .. }));
     if !is_known {
         let failed = Body::HomeSecureFailed { fault: Fault::TooLarge, detail: reason.to_owned() };
         journal::append_fenced_elsewhere(tx, org, session, failed)?;

@@ -51,7 +51,10 @@ pub fn diff(
     let (mut data, mut last, mut more, mut failed) = (Vec::new(), None, false, None);
     let mut each = |change: Found| {
         let is_inside = top.is_empty()
-            || change.path.strip_prefix(top.as_slice()).is_some_and(|rest| rest.is_empty() || rest[0] == b'/');
+            || change
+                .path
+                .strip_prefix(top.as_slice())
+                .is_some_and(|rest| rest.is_empty() || rest[0] == b'/');
         let is_passed = request.after.is_some_and(|after| !is_behind(&change.path, &after.0));
         if !is_inside || is_passed {
             return ControlFlow::Continue(());
@@ -176,11 +179,13 @@ fn side(snapshot: Option<&Snapshot<'_>>, path: &[u8], entry: Option<&Entry>) -> 
     if let Err(error) = snapshot.read(path)?.read_to_end(&mut bytes) {
         let what = format!("`{}`", String::from_utf8_lossy(path));
         // The reader has the store's own words for what is the matter.
-        let source = error.downcast::<StoreError>().unwrap_or_else(|error| StoreError::Damaged {
-            what,
-            detail: error.to_string(),
+        let source = error
+            .downcast::<StoreError>()
+            .unwrap_or_else(|error| StoreError::Damaged { what, detail: error.to_string() });
+        return Err(ViewError::Object {
+            path: String::from_utf8_lossy(path).into_owned(),
+            source: source.into(),
         });
-        return Err(ViewError::Object { path: String::from_utf8_lossy(path).into_owned(), source: source.into() });
     }
     match String::from_utf8(bytes) {
         Ok(text) if !text.contains('\0') => Ok(Text::Lines(text)),

@@ -43,7 +43,11 @@ impl OpenFileError {
 ///
 /// # Errors
 /// [`OpenFileError`].
-pub fn open_file<'a>(store: &'a dyn BlockStore, at: &At, path: &[u8]) -> Result<FileReader<'a>, OpenFileError> {
+pub fn open_file<'a>(
+    store: &'a dyn BlockStore,
+    at: &At,
+    path: &[u8],
+) -> Result<FileReader<'a>, OpenFileError> {
     let snapshot = Snapshot::open(store, &at.root)?;
     let shown = || String::from_utf8_lossy(path).into_owned();
     match snapshot.find(path)?.body {

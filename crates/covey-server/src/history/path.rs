@@ -42,7 +42,8 @@ pub fn path_of(text: Option<&str>, base64: Option<&str>) -> Result<Vec<u8>, Stri
         (Some(_), Some(_)) => Err("give `path` or `path_base64`, not both".to_owned()),
         (Some(text), None) => Ok(text.as_bytes().to_vec()),
         (None, Some(base64)) => {
-            let wrong = |_| "`path_base64`: expected base64 in the URL-safe alphabet, without padding".to_owned();
+            let wrong =
+                |_| "`path_base64`: expected base64 in the URL-safe alphabet, without padding".to_owned();
             URL_SAFE_NO_PAD.decode(base64).map_err(wrong)
         }
         (None, None) => Ok(Vec::new()),

@@ -2,9 +2,9 @@
 
 use std::ops::ControlFlow;
 
+use covey_home::BlockStore;
 use covey_home::manifest::{DeviceNumber, Entry, EntryBody, Time};
 use covey_home::view::{Snapshot, ViewError, WalkOptions};
-use covey_home::BlockStore;
 use covey_types::Timestamp;
 use covey_wire::api::history::{Tree, TreeEntry};
 

@@ -88,7 +88,8 @@ pub(super) async fn import(
 ) -> Result<Json<ArchiveImported>> {
     let (org, force) = (caller.org, query.flag("force")?);
     let wrong = |_| ApiError::invalid("`base_generation`: expected a whole number of at least 0");
-    let base = query.one("base_generation").map(|text| text.parse().map(Generation).map_err(wrong)).transpose()?;
+    let base =
+        query.one("base_generation").map(|text| text.parse().map(Generation).map_err(wrong)).transpose()?;
     let home = api.inner.db.read("get home", move |read| homes::get(read, org, id)).await?;
     if home.lease_held {
         // Said before everything is sent; it is asked again when the pointer moves.
@@ -103,7 +104,8 @@ pub(super) async fn import(
     let imported = api.stores()?.with(org, move |store| {
         let imported = archive::import(store, &mut reader, &cancelled, &NoProgress)?;
         // What follows the archive's end mark is padding; a body that breaks off there is not whole either.
-        std::io::copy(&mut reader.take(PADDING_BYTES_MAX), &mut std::io::sink()).map_err(ArchiveError::Stream)?;
+        std::io::copy(&mut reader.take(PADDING_BYTES_MAX), &mut std::io::sink())
+            .map_err(ArchiveError::Stream)?;
         Ok::<_, ArchiveError>(imported)
     });
     let ((), imported) = tokio::join!(forward.run(body), imported);

@@ -51,7 +51,8 @@ pub(super) async fn diff(
             if query.one("from").is_some() || query.one("to").is_some() {
                 return Err(ApiError::invalid("give `session`, or `from` and `to`, not both"));
             }
-            let session = session.parse().map_err(|error| ApiError::invalid(format!("`session`: {error}")))?;
+            let session =
+                session.parse().map_err(|error| ApiError::invalid(format!("`session`: {error}")))?;
             of_session(&api, caller.org, id, session).await?
         }
         None => {
@@ -198,7 +199,8 @@ impl Part {
     /// HTTP has it.
     fn of(range: Option<&str>, size: u64) -> Result<Self> {
         let whole = Self { start: 0, len: size, size, is_whole: true };
-        let Some((first, last)) = range.and_then(|range| range.strip_prefix("bytes=")?.split_once('-')) else {
+        let Some((first, last)) = range.and_then(|range| range.strip_prefix("bytes=")?.split_once('-'))
+        else {
             return Ok(whole);
         };
         let (start, end) = match (first.trim().parse::<u64>(), last.trim().parse::<u64>()) {
@@ -218,7 +220,8 @@ impl Part {
     }
 
     fn content_range(&self) -> Option<HeaderValue> {
-        let text = format!("bytes {}-{}/{}", self.start, (self.start + self.len).saturating_sub(1), self.size);
+        let text =
+            format!("bytes {}-{}/{}", self.start, (self.start + self.len).saturating_sub(1), self.size);
         HeaderValue::try_from(text).ok().filter(|_| !self.is_whole)
     }
 }

@@ -101,7 +101,11 @@ pub(super) async fn import(
         let found = api.stores()?.with(org, move |store| read_root(store, &root)).await?;
         let top = found.map_err(|error| {
             let text = format!("`root`: there is no such state in the store of this org: {error}");
-            if error.is_unavailable() { ApiError::of(covey_types::Fault::Retry, &error) } else { ApiError::invalid(text) }
+            if error.is_unavailable() {
+                ApiError::of(covey_types::Fault::Retry, &error)
+            } else {
+                ApiError::invalid(text)
+            }
         })?;
         (files, bytes) = (top.files, top.bytes);
     }
@@ -165,7 +169,8 @@ pub(super) async fn restore(
             return Err(ApiError::not_found("a snapshot of", &id.to_string()));
         };
         let path = path.clone();
-        let edited = api.stores()?.with(org, move |store| restore_path(store, &current, &source, &path)).await??;
+        let edited =
+            api.stores()?.with(org, move |store| restore_path(store, &current, &source, &path)).await??;
         let with = Replacement {
             base: base.unwrap_or(home.generation),
             root: edited.root,
@@ -181,7 +186,8 @@ pub(super) async fn restore(
             .db
             .write("restore path", move |tx| {
                 let has_collected = edited.epoch < db::orgs::collect_floor(tx, org)?;
-                let generation = if has_collected { None } else { Some(snapshots::replace(tx, org, id, &with)?) };
+                let generation =
+                    if has_collected { None } else { Some(snapshots::replace(tx, org, id, &with)?) };
                 Ok(generation)
             })
             .await?;
@@ -214,10 +220,14 @@ pub(super) async fn fork(
     let new_agent = fields.name("name", NAME_CHARS_MAX)?.map(str::to_owned);
     let target = match fields.text("agent_id")? {
         None => None,
-        Some(text) => Some(text.parse::<AgentId>().map_err(|error| ApiError::invalid(format!("`agent_id`: {error}")))?),
+        Some(text) => {
+            Some(text.parse::<AgentId>().map_err(|error| ApiError::invalid(format!("`agent_id`: {error}")))?)
+        }
     };
     if new_agent.is_some() && target.is_some() {
-        return Err(ApiError::invalid("give `name` for a new agent, or `agent_id` for one that exists, not both"));
+        return Err(ApiError::invalid(
+            "give `name` for a new agent, or `agent_id` for one that exists, not both",
+        ));
     }
     let org = caller.org;
     let forked = api

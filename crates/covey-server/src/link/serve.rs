@@ -355,13 +355,17 @@ pub(crate) async fn publish(
         .await;
     let outcome = match published {
         Ok(Published::Current(generation)) => PublishOutcome::Published { generation },
-        Ok(Published::OverQuota(reason)) if outbox.version() >= QUOTA_SINCE => PublishOutcome::OverQuota { reason },
-        Ok(Published::Collected { floor }) if outbox.version() >= QUOTA_SINCE => PublishOutcome::Collected { floor },
+        Ok(Published::OverQuota(reason)) if outbox.version() >= QUOTA_SINCE => {
+            PublishOutcome::OverQuota { reason }
+        }
+        Ok(Published::Collected { floor }) if outbox.version() >= QUOTA_SINCE => {
+            PublishOutcome::Collected { floor }
+        }
         // A runner that knows neither answer gives the working copy up: it is set aside, not lost.
         Ok(Published::OverQuota(reason)) => PublishOutcome::Refused { reason },
-        Ok(Published::Collected { .. }) => {
-            PublishOutcome::Refused { reason: "a garbage collection has passed; upgrade the runner".to_owned() }
-        }
+        Ok(Published::Collected { .. }) => PublishOutcome::Refused {
+            reason: "a garbage collection has passed; upgrade the runner".to_owned(),
+        },
         Err(e @ (DbError::Fenced { .. } | DbError::Conflict(_) | DbError::NotFound { .. })) => {
             PublishOutcome::Refused { reason: e.to_string() }
         }

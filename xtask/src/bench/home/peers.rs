@@ -38,6 +38,11 @@ impl Peer {
         }
     }
 
+    /// Its name as part of a file name.
+    pub(super) fn word(self) -> String {
+        self.name().chars().filter(char::is_ascii_alphanumeric).collect()
+    }
+
     const fn programs(self) -> &'static [&'static str] {
         match self {
             Self::Tar => &["tar", "zstd"],
@@ -80,8 +85,17 @@ pub(super) struct Installed {
 
 impl Installed {
     pub(super) fn new(peer: Peer, work: &Path) -> Self {
-        let name: String = peer.name().chars().filter(char::is_ascii_alphanumeric).collect();
-        Self { peer, dir: work.join(name), archives: 0 }
+        Self { peer, dir: work.join(peer.word()), archives: 0 }
+    }
+
+    /// Whether it has saved the home as it is.
+    pub(super) const fn has_saved(&self) -> bool {
+        self.archives > 0
+    }
+
+    /// What it has saved is not the home any more.
+    pub(super) const fn forget(&mut self) {
+        self.archives = 0;
     }
 
     fn repo(&self) -> PathBuf {

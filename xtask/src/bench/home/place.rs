@@ -41,7 +41,18 @@ pub(super) struct FreshFs {
 
 impl FreshFs {
     /// Makes an ext4 in a file and mounts it; as an ordinary user an empty directory must do.
-    pub(super) fn make(work: &Path, name: &str) -> anyhow::Result<Self> {
+    pub(super) fn ext4(work: &Path, name: &str) -> anyhow::Result<Self> {
+        // Everything is made now, so that no kernel thread writes tables while we measure.
+        let options = ["-q", "-F", "-E", "lazy_itable_init=0,lazy_journal_init=0"];
+        Self::make(work, name, "mkfs.ext4", &options)
+    }
+
+    /// The same with an xfs whose files can share their blocks.
+    pub(super) fn xfs(work: &Path, name: &str) -> anyhow::Result<Self> {
+        Self::make(work, name, "mkfs.xfs", &["-q", "-m", "reflink=1"])
+    }
+
+    fn make(work: &Path, name: &str, mkfs: &str, options: &[&str]) -> anyhow::Result<Self> {
         let (image, dir) = (work.join(format!("{name}.img")), work.join(name));
         empty_dir(&dir)?;
         remove(&image)?;
@@ -51,10 +62,7 @@ impl FreshFs {
         let file = fs::File::create(&image)?;
         file.set_len(IMAGE_GIB << 30)?;
         drop(file);
-        // Everything is made now, so that no kernel thread writes tables while we measure.
-        let mut mkfs = Command::new("mkfs.ext4");
-        mkfs.args(["-q", "-F", "-E", "lazy_itable_init=0,lazy_journal_init=0"]).arg(&image);
-        process::run(&mut mkfs, TOOL_LIMIT)?;
+        process::run(Command::new(mkfs).args(options).arg(&image), TOOL_LIMIT)?;
         process::run(Command::new("mount").args(["-o", "loop"]).arg(&image).arg(&dir), TOOL_LIMIT)?;
         Ok(Self { image, dir, mounted: true })
     }

@@ -1,5 +1,6 @@
-//! Ourselves: the release example that does one step of the bench per process.
+//! Ourselves: the release examples that do one step of the bench per process.
 
+use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -9,30 +10,82 @@ use serde_json::Value;
 use super::measure::{self, Cost};
 use crate::process;
 
-const EXAMPLE: &str = "bench-home";
+const HOMES: &str = "bench-home";
+const MOUNTS: &str = "bench-mount";
+/// Names the file of the master key to the example, as to any command.
+const KEY_VARIABLE: &str = "COVEY_STORE_KEY_FILE";
 
-/// The built example.
+/// The built examples.
 #[derive(Debug)]
 pub(super) struct Us {
-    program: PathBuf,
+    homes: PathBuf,
+    mounts: PathBuf,
 }
 
 impl Us {
     pub(super) fn build(root: &Path) -> anyhow::Result<Self> {
-        let program = process::build_example(root, "covey-home", EXAMPLE, super::super::BENCH_LIMIT)?;
-        Ok(Self { program })
+        Ok(Self { homes: built(root, "covey-home", HOMES)?, mounts: built(root, "covey-mount", MOUNTS)? })
     }
 
     /// Does one step; returns what it cost and what it said.
-    pub(super) fn step(&self, args: &[&std::ffi::OsStr]) -> anyhow::Result<(Cost, Value)> {
-        let (cost, text) = measure::run(Command::new(&self.program).args(args))?;
-        let line = text.lines().last().unwrap_or_default();
-        let said = serde_json::from_str(line).with_context(|| format!("{EXAMPLE} said `{line}`"))?;
-        Ok((cost, said))
+    pub(super) fn step(&self, args: &[&OsStr]) -> anyhow::Result<(Cost, Value)> {
+        said(self.command().args(args))
+    }
+
+    fn command(&self) -> Command {
+        let mut command = Command::new(&self.homes);
+        command.env_remove(KEY_VARIABLE);
+        command
     }
 
     pub(super) fn secure(&self, dir: &Path, store: &Path, cache: &Path) -> anyhow::Result<(Cost, Value)> {
-        self.step(&["secure".as_ref(), dir.as_ref(), store.as_ref(), cache.as_ref()])
+        self.secure_with(dir, store, cache, None)
+    }
+
+    /// `key`: the file of the master key; none: without encryption.
+    pub(super) fn secure_with(
+        &self,
+        dir: &Path,
+        store: &Path,
+        cache: &Path,
+        key: Option<&Path>,
+    ) -> anyhow::Result<(Cost, Value)> {
+        let mut command = self.command();
+        if let Some(key) = key {
+            command.env(KEY_VARIABLE, key);
+        }
+        said(command.arg("secure").arg(dir).arg(store).arg(cache))
+    }
+
+    pub(super) fn make_key(&self, file: &Path) -> anyhow::Result<()> {
+        self.step(&["key".as_ref(), file.as_ref()]).map(drop)
+    }
+
+    /// A collection that compresses everything harder.
+    pub(super) fn recompress(&self, root: &Value, store: &Path) -> anyhow::Result<(Cost, Value)> {
+        let root = root.as_str().context("a secure did not say its root")?;
+        self.step(&["recompress".as_ref(), root.as_ref(), store.as_ref()])
+    }
+
+    /// A store of so many blocks that no home needs.
+    pub(super) fn fill(&self, store: &Path, blocks: u64) -> anyhow::Result<Value> {
+        Ok(self.step(&["fill".as_ref(), store.as_ref(), blocks.to_string().as_ref()])?.1)
+    }
+
+    /// Materializes from a local cache, which is filled before.
+    pub(super) fn share(&self, root: &Value, store: &Path, cache: &Path, dir: &Path) -> anyhow::Result<Cost> {
+        let root = root.as_str().context("a secure did not say its root")?;
+        let words = format!("{root},{},{}", store.display(), cache.display());
+        said(Command::new(&self.mounts).arg("--fill").arg(&words))?;
+        let (cost, report) =
+            said(Command::new(&self.mounts).arg("--share").arg(format!("{words},{}", dir.display())))?;
+        anyhow::ensure!(report["bytes_shared"].as_u64() > Some(0), "nothing was shared: {report}");
+        Ok(cost)
+    }
+
+    /// The bench of mounted homes; scratch files in `work`.
+    pub(super) fn mounts(&self, args: &[&OsStr], work: &Path) -> anyhow::Result<Value> {
+        Ok(said(Command::new(&self.mounts).env("TMPDIR", work).args(args))?.1)
     }
 
     pub(super) fn materialize(
@@ -66,4 +119,16 @@ impl Us {
     pub(super) fn digest(&self, dir: &Path) -> anyhow::Result<Value> {
         Ok(self.step(&["digest".as_ref(), dir.as_ref()])?.1)
     }
+}
+
+fn built(root: &Path, package: &str, example: &str) -> anyhow::Result<PathBuf> {
+    process::build_example(root, package, example, super::super::BENCH_LIMIT)
+}
+
+/// Runs a program whose last line is a JSON object.
+pub(super) fn said(command: &mut Command) -> anyhow::Result<(Cost, Value)> {
+    let (cost, text) = measure::run(command)?;
+    let line = text.lines().last().unwrap_or_default();
+    let said = serde_json::from_str(line).with_context(|| format!("{command:?} said `{line}`"))?;
+    Ok((cost, said))
 }

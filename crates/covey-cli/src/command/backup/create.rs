@@ -8,7 +8,7 @@ use anyhow::Context as _;
 use clap::Args;
 use covey_home::backend::DirectoryBackend;
 use covey_home::{
-    CarryError, CollectOptions, NoProgress, PackStore, Roots, StoreError, UploadReport, carry_states, collect,
+    CarryError, CollectOptions, NoProgress, OrgKeys, Roots, StoreError, UploadReport, carry_states, collect,
 };
 use covey_server::db::{self, backup};
 use covey_types::{ByteCount, Fault, OrgId, RootHash};
@@ -20,6 +20,7 @@ use crate::global::Global;
 use crate::host::Layout;
 use crate::output::{self, card};
 use crate::progress::Progress;
+use crate::store_key;
 
 /// A garbage collection may take states away that the copy of the database names. Then a fresh copy is made; what was
 /// carried over is there already.
@@ -121,8 +122,10 @@ fn carry(
                 format!("the database names {} states, and there is no store; is it mounted?", roots.len());
             return Err(Refusal::new(Fault::NotFound, text).into());
         };
-        let from = PackStore::open(Arc::new(from))?;
-        let to = PackStore::open_directory(&backups.store_dir(), &org)?;
+        // Blocks keep their names only between stores that name them alike.
+        OrgKeys::share(&from, &DirectoryBackend::open(&backups.store_dir(), &org)?)?;
+        let from = store_key::open_on(Arc::new(from), &org)?;
+        let to = store_key::open(&backups.store_dir(), &org)?;
         let progress = Progress::start_counting("backing up", "blocks");
         let report = carry_states(&from, &to, roots, &AtomicBool::new(false), &progress)?;
         carried.blocks_new += report.blocks_new;
@@ -161,7 +164,7 @@ fn forget_old(backups: &Backups, keep: usize) -> anyhow::Result<usize> {
     let needed = by_org(&states);
     for org in crate::command::store::orgs_of(&backups.store_dir())? {
         let roots = org.parse::<OrgId>().ok().and_then(|org| needed.get(&org)).cloned().unwrap_or_default();
-        let store = PackStore::open_directory(&backups.store_dir(), &org)?;
+        let store = store_key::open(&backups.store_dir(), &org)?;
         collect(&store, &Needed(roots), &CollectOptions::default(), &AtomicBool::new(false), &NoProgress)?;
     }
     Ok(old.len())

@@ -9,7 +9,7 @@ use std::sync::atomic::AtomicBool;
 use anyhow::Context as _;
 use clap::Args;
 use covey_home::backend::DirectoryBackend;
-use covey_home::{PackStore, StoreIdentity, carry_states};
+use covey_home::{OrgKeys, StoreIdentity, carry_states};
 use covey_server::db::backup;
 use covey_types::Fault;
 use serde_json::json;
@@ -20,6 +20,7 @@ use crate::global::Global;
 use crate::host::Layout;
 use crate::output;
 use crate::progress::Progress;
+use crate::store_key;
 
 /// Options of `covey backup restore`.
 #[derive(Debug, Args)]
@@ -77,11 +78,14 @@ fn restore(backups: &Backups, chosen: &Backup, into: &Path) -> anyhow::Result<us
     let mut stores = Vec::new();
     for org in backup::orgs(&chosen.database())? {
         let name = org.to_string();
-        let to = PackStore::open_directory(&into.join("store"), &name)?;
+        let from = DirectoryBackend::open_existing(&backups.store_dir(), &name)?;
+        if let Some(from) = &from {
+            OrgKeys::share(from, &DirectoryBackend::open(&into.join("store"), &name)?)?;
+        }
+        let to = store_key::open(&into.join("store"), &name)?;
         if let Some(roots) = carried.get(&org) {
-            let from = DirectoryBackend::open_existing(&backups.store_dir(), &name)?;
             let from = from.with_context(|| format!("the blocks of org {org} are not in the backup"))?;
-            let from = PackStore::open(Arc::new(from))?;
+            let from = store_key::open_on(Arc::new(from), &name)?;
             let progress = Progress::start_counting("restoring", "blocks");
             carry_states(&from, &to, roots, &AtomicBool::new(false), &progress)?;
         }

@@ -5,7 +5,6 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use clap::Args;
-use covey_home::PackStore;
 use covey_home::backend::DirectoryBackend;
 use covey_home::integrity::{NamedRoot, NamedRoots, StoreCheck, check_store};
 use covey_types::OrgId;
@@ -16,6 +15,7 @@ use crate::exit_code::ExitCode;
 use crate::global::Global;
 use crate::output::{self, one_line};
 use crate::progress::Progress;
+use crate::store_key;
 
 /// Options of `covey backup verify`.
 #[derive(Debug, Args)]
@@ -46,7 +46,7 @@ pub(super) fn run(global: &Global, args: &VerifyArgs) -> anyhow::Result<ExitCode
             problems.push(format!("the blocks of org {org} are not there"));
             continue;
         };
-        let store = PackStore::open(Arc::new(backend))?;
+        let store = store_key::open_on(Arc::new(backend), &org.to_string())?;
         let progress = Progress::start_counting("verifying", "blocks");
         let report = check_store(&StoreCheck {
             store: &store,

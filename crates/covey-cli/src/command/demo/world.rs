@@ -213,7 +213,7 @@ fn read_ready(stdout: ChildStdout) -> Result<(String, String)> {
 
 /// Secures a directory into the store and makes the result the home's current snapshot.
 async fn import_directory(client: &Client, store: &Path, org: &str, home: &str, dir: &Path) -> Result<()> {
-    let store = PackStore::open_directory(store, org)?;
+    let store = PackStore::open_directory_with(store, org, crate::store_key::from_setting()?.as_ref())?;
     let secured = covey_home::secure(&SecureRequest {
         dir,
         store: &store,

@@ -45,7 +45,8 @@ pub(super) async fn restore(
         Source::Store(store) => store.restore(generation, bytes)?,
     };
     output::value(global.json, &restored, |restored| {
-        let what = if bytes.is_empty() { "the home".to_owned() } else { one_line(&path.display().to_string()) };
+        let what =
+            if bytes.is_empty() { "the home".to_owned() } else { one_line(&path.display().to_string()) };
         format!("{what} is as it was at {generation}; this is generation {}", field(restored, "/generation"))
     })?;
     Ok(())
@@ -126,17 +127,13 @@ pub(super) async fn export(
     Ok(())
 }
 
-pub(super) async fn import(
-    global: &Global,
-    source: &Source,
-    from: &Path,
-    force: bool,
-) -> anyhow::Result<()> {
+pub(super) async fn import(global: &Global, source: &Source, from: &Path, force: bool) -> anyhow::Result<()> {
     let imported = match source {
         Source::Server(server) if from.is_dir() => import_dir(server, from).await?,
         Source::Server(server) => import_archive(server, from, force).await?,
         Source::Store(_) if from.is_dir() => {
-            let text = format!("{} is a directory: put it into the store with `covey home secure`", from.display());
+            let text =
+                format!("{} is a directory: put it into the store with `covey home secure`", from.display());
             return Err(Refusal::new(Fault::Invalid, text).into());
         }
         Source::Store(store) if from == Path::new(STREAM) => store.import(&mut io::stdin().lock())?,

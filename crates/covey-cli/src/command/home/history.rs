@@ -23,7 +23,9 @@ pub(super) async fn log(global: &Global, source: &Source) -> anyhow::Result<()> 
 
 fn log_row(snapshot: &Value) -> [String; 7] {
     let origin = match (&snapshot["from_home_id"], &snapshot["from_generation"]) {
-        (Value::String(home), from) if from.is_u64() => format!("{} {from} of {home}", field(snapshot, "/origin")),
+        (Value::String(home), from) if from.is_u64() => {
+            format!("{} {from} of {home}", field(snapshot, "/origin"))
+        }
         (_, from) if from.is_u64() => format!("{} {from}", field(snapshot, "/origin")),
         _ => field(snapshot, "/origin"),
     };
@@ -39,7 +41,10 @@ fn log_row(snapshot: &Value) -> [String; 7] {
 }
 
 fn bytes(value: &Value, pointer: &str) -> String {
-    value.pointer(pointer).and_then(Value::as_u64).map_or_else(|| "-".to_owned(), |n| ByteCount(n).to_string())
+    value
+        .pointer(pointer)
+        .and_then(Value::as_u64)
+        .map_or_else(|| "-".to_owned(), |n| ByteCount(n).to_string())
 }
 
 pub(super) async fn ls(
@@ -59,7 +64,8 @@ pub(super) async fn ls(
             // Of what is no directory, the one name that it is.
             let single = [page["entry"].clone()];
             let is_single = page["entry"]["kind"] != "directory";
-            let names = if is_single { &single[..] } else { page["data"].as_array().map_or(&[][..], Vec::as_slice) };
+            let names =
+                if is_single { &single[..] } else { page["data"].as_array().map_or(&[][..], Vec::as_slice) };
             let text: String = names.iter().map(ls_line).collect();
             io::stdout().lock().write_all(text.as_bytes())?;
             Ok(())
@@ -165,7 +171,9 @@ fn diff_lines(change: &Value) -> String {
     };
     let path = one_line(&field(change, "/path"));
     let path = if path.is_empty() { "." } else { &path };
-    let why = change["without_text"].as_str().map_or_else(String::new, |why| format!(" ({})", why.replace('_', " ")));
+    let why = change["without_text"]
+        .as_str()
+        .map_or_else(String::new, |why| format!(" ({})", why.replace('_', " ")));
     let text = change["text"].as_str().map_or_else(String::new, |text| {
         let text = printable(text);
         if text.is_empty() || text.ends_with('\n') { text } else { text + "\n" }
@@ -213,7 +221,10 @@ mod tests {
         let entry = json!({"kind": "symlink", "mode": "0777", "path": "a\u{1b}[2J\nb", "target": "\u{7}",
             "modified_at": "2026-01-01T00:00:00.000000000Z"});
         let line = ls_line(&entry);
-        assert!(!line.contains('\u{1b}') && !line.contains('\u{7}') && line.matches('\n').count() == 1, "{line}");
+        assert!(
+            !line.contains('\u{1b}') && !line.contains('\u{7}') && line.matches('\n').count() == 1,
+            "{line}"
+        );
         let mut shown = Printable(Vec::new());
         shown.write_all(b"a\x1b[2Jb\tc\nd").unwrap();
         assert_eq!(shown.0, "a\u{fffd}[2Jb\tc\nd".as_bytes());

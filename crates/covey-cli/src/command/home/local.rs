@@ -10,16 +10,18 @@ use std::sync::atomic::AtomicBool;
 
 use anyhow::Context as _;
 use covey_home::{
-    BlockStore, Excludes, MaterializeReport, MaterializeRequest, PackStore, Pointers, SecureReport,
-    SecureRequest,
+    BlockStore, Excludes, MasterKey, MaterializeReport, MaterializeRequest, PackStore, Pointers,
+    SecureReport, SecureRequest,
 };
 use covey_types::{BlockHash, Fault, FencingToken, RootHash};
 use serde_json::{Value, json};
 
+use super::StorePlace;
 use crate::client::{Client, id_path};
 use crate::exit_code::Refusal;
 use crate::output::one_line;
 use crate::progress::Progress;
+use crate::store_key::{self, StoreKey};
 
 const EXCLUDES_SETTING: &str = "COVEY_HOME_EXCLUDES";
 
@@ -34,17 +36,27 @@ pub(crate) struct LocalStore {
 
 impl LocalStore {
     /// With the excludes of this command's environment: for stores without a server.
-    pub(crate) fn open(path: &Path, org: &str) -> anyhow::Result<Self> {
+    pub(crate) fn open(place: &StorePlace) -> anyhow::Result<Self> {
+        Self::open_at(&place.store, &place.org, &place.key)
+    }
+
+    /// The same, named otherwise than by the options of `secure`.
+    pub(crate) fn open_at(path: &Path, org: &str, key: &StoreKey) -> anyhow::Result<Self> {
         let setting = match std::env::var(EXCLUDES_SETTING) {
             Ok(text) => Some(text),
             Err(std::env::VarError::NotPresent) => None,
             Err(error) => return Err(error).context(EXCLUDES_SETTING),
         };
-        Self::open_with(path, org, setting.as_deref())
+        Self::open_with(path, org, setting.as_deref(), key.read()?.as_ref())
     }
 
-    fn open_with(path: &Path, org: &str, excludes: Option<&str>) -> anyhow::Result<Self> {
-        let store = PackStore::open_directory(path, org)?;
+    fn open_with(
+        path: &Path,
+        org: &str,
+        excludes: Option<&str>,
+        key: Option<&MasterKey>,
+    ) -> anyhow::Result<Self> {
+        let store = PackStore::open_directory_with(path, org, key)?;
         for problem in store.problems() {
             eprintln!("warning: {}", one_line(&problem));
         }
@@ -99,6 +111,11 @@ impl LocalStore {
         report_to_people(&report);
         self.know(dir, home)?;
         Ok(report)
+    }
+
+    /// Whether what is stored is encrypted, so that nothing plain may lie beside it.
+    pub(crate) fn is_encrypted(&self) -> bool {
+        self.store.newest_key().is_some()
     }
 
     /// The org's blocks.
@@ -185,7 +202,8 @@ impl LocalStore {
         std::fs::write(&path, format!("{root}\n")).with_context(|| format!("{}", path.display()))
     }
 
-    /// Beside the org's blocks, never in the home; another directory of the same home has another one.
+    /// Beside the org's blocks, never in the home; another directory of the same home has another one. It holds
+    /// names of files, so beside an encrypted store there is none: it lies in the user's cache directory then.
     fn stat_cache(&self, dir: &Path, home: &str) -> anyhow::Result<PathBuf> {
         let absolute = std::path::absolute(dir)?;
         let inside = self.path.canonicalize().is_ok_and(|store| store.starts_with(&absolute));
@@ -194,7 +212,8 @@ impl LocalStore {
             return Err(Refusal::new(Fault::Invalid, text).into());
         }
         covey_home::name::check_name(home)?;
-        let place = self.path.join("stat-caches").join(&self.org).join(home);
+        let caches = if self.is_encrypted() { user_caches(&self.path)? } else { self.path.clone() };
+        let place = caches.join("stat-caches").join(&self.org).join(home);
         std::fs::create_dir_all(&place).with_context(|| format!("{} cannot be made", place.display()))?;
         let name = BlockHash::of(absolute.as_os_str().as_bytes()).to_string();
         Ok(place.join(&name[..32]))
@@ -205,6 +224,15 @@ impl LocalStore {
 fn identity(dir: &Path) -> std::io::Result<String> {
     let metadata = std::fs::metadata(dir)?;
     Ok(format!("{}:{}\n", metadata.dev(), metadata.ino()))
+}
+
+/// A directory of this user for what belongs to the store and must not lie in it.
+fn user_caches(store: &Path) -> anyhow::Result<PathBuf> {
+    let of = |name: &str| std::env::var_os(name).filter(|dir| !dir.is_empty()).map(PathBuf::from);
+    let base = of("XDG_CACHE_HOME").or_else(|| of("HOME").map(|home| home.join(".cache")));
+    let base = base.context("neither XDG_CACHE_HOME nor HOME says where this user's caches are")?;
+    let name = BlockHash::of(std::path::absolute(store)?.as_os_str().as_bytes()).to_string();
+    Ok(base.join("covey").join(&name[..32]))
 }
 
 /// Says what a secure left out or could not do.
@@ -251,7 +279,12 @@ impl ServerStore {
     }
 
     pub(crate) fn local(&self) -> anyhow::Result<LocalStore> {
-        LocalStore::open_with(&self.path, &self.org, self.excludes.as_deref())
+        LocalStore::open_with(
+            &self.path,
+            &self.org,
+            self.excludes.as_deref(),
+            store_key::from_setting()?.as_ref(),
+        )
     }
 }
 

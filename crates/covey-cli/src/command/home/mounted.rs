@@ -44,7 +44,11 @@ pub(super) fn mount(
     root: RootHash,
     options: &MountOptions,
 ) -> anyhow::Result<()> {
-    let local = LocalStore::open(&place.store, &place.org)?;
+    let local = LocalStore::open(place)?;
+    if local.is_encrypted() && (options.cache.is_none() || options.state.is_none()) {
+        let text = "the store is encrypted, and a mounted home lies plain: say --cache DIR and --state DIR outside of it";
+        return Err(Refusal::new(Fault::Invalid, text).into());
+    }
     covey_home::name::check_name(&place.home)?;
     let cache_dir = options.cache.clone().unwrap_or_else(|| place.store.join("mount-cache").join(&place.org));
     let state = match &options.state {
@@ -57,7 +61,7 @@ pub(super) fn mount(
     for parent in state.parent().into_iter().chain(cache_dir.parent()) {
         std::fs::create_dir_all(parent).with_context(|| format!("{} cannot be made", parent.display()))?;
     }
-    let cache = Cache::open(&cache_dir, options.cache_limit)?;
+    let cache = Cache::open_keyed(&cache_dir, options.cache_limit, *local.blocks().hasher())?;
     let progress = Progress::start("mounting");
     let (_, report) = MountedHome::mount(&MountRequest {
         root,

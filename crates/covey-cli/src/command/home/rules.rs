@@ -86,7 +86,8 @@ fn with_unit(text: &str, units: &[(&str, u64)], expected: &str) -> Result<Rule, 
     let at = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
     let (digits, unit) = text.split_at(at);
     let factor = units.iter().find(|(name, _)| *name == unit.trim_start()).map(|(_, factor)| *factor);
-    let number = digits.parse::<u64>().ok().zip(factor).and_then(|(number, factor)| number.checked_mul(factor));
+    let number =
+        digits.parse::<u64>().ok().zip(factor).and_then(|(number, factor)| number.checked_mul(factor));
     number.map(Rule::Set).ok_or_else(|| format!("expected {expected}"))
 }
 
@@ -140,7 +141,8 @@ fn shown(rules: &Value, org_wide: bool) -> String {
     ];
     if org_wide {
         let used = rules["org_bytes"].as_u64().map_or_else(|| "-".to_owned(), size);
-        pairs.push(("all homes at most", format!("{}, now {used}", rule("org_bytes_max", &size, "no limit"))));
+        pairs
+            .push(("all homes at most", format!("{}, now {used}", rule("org_bytes_max", &size, "no limit"))));
     }
     card(&pairs)
 }

@@ -22,6 +22,7 @@ use crate::command::agent;
 use crate::exit_code::Refusal;
 use crate::global::Global;
 use crate::progress::Progress;
+use crate::store_key::StoreKey;
 
 /// For answers that read every directory of every home.
 const LONG_LIMIT: Duration = Duration::from_secs(3600);
@@ -39,12 +40,14 @@ pub(crate) struct Place {
     /// The org that owns the home in the store.
     #[arg(long, requires = "store")]
     org: Option<String>,
+    #[command(flatten)]
+    key: StoreKey,
 }
 
 impl Place {
     /// A home of the server.
     pub(super) fn of_server(home: &str) -> Self {
-        Self { home: home.to_owned(), store: None, org: None }
+        Self { home: home.to_owned(), store: None, org: None, key: StoreKey::default() }
     }
 }
 
@@ -97,7 +100,7 @@ impl Source {
                 let text = format!("there is no store at {}", path.display());
                 return Err(Refusal::new(Fault::NotFound, text).into());
             }
-            let (pointers, local) = (Pointers::open(path, org)?, LocalStore::open(path, org)?);
+            let (pointers, local) = (Pointers::open(path, org)?, LocalStore::open_at(path, org, &place.key)?);
             covey_home::name::check_name(&place.home)?;
             return Ok(Self::Store(Store { local, pointers, home: place.home.clone() }));
         }
@@ -166,7 +169,9 @@ impl Source {
                     vec![("path_base64", base64(&compare.path)), ("texts", compare.texts.to_string())];
                 match &compare.session {
                     Some(session) => query.push(("session", session.clone())),
-                    None => query.extend([("from", compare.from.to_string()), ("to", compare.to.to_string())]),
+                    None => {
+                        query.extend([("from", compare.from.to_string()), ("to", compare.to.to_string())])
+                    }
                 }
                 server.pages("diff", &query, each).await
             }
@@ -182,7 +187,12 @@ impl Source {
                 pages(each, |after| {
                     let (path, texts) = (compare.path.as_slice(), compare.texts);
                     let request = DiffRequest { path, texts, after, limit: PAGE_LIMIT_MAX };
-                    Ok(serde_json::to_value(history::diff(store.local.blocks(), from.as_ref(), &to, &request)?)?)
+                    Ok(serde_json::to_value(history::diff(
+                        store.local.blocks(),
+                        from.as_ref(),
+                        &to,
+                        &request,
+                    )?)?)
                 })
             }
         }
@@ -246,7 +256,10 @@ impl Source {
 fn say_skipped(report: &ArchiveReport) {
     if report.skipped > 0 {
         let paths = crate::output::one_line(&report.skipped_paths.join(", "));
-        eprintln!("warning: {} names are of a kind that an archive has no place for: {paths}", report.skipped);
+        eprintln!(
+            "warning: {} names are of a kind that an archive has no place for: {paths}",
+            report.skipped
+        );
     }
 }
 
@@ -303,7 +316,12 @@ impl Server {
         }
     }
 
-    async fn download(&self, what: &str, query: &[(&str, String)], out: &mut dyn Write) -> anyhow::Result<()> {
+    async fn download(
+        &self,
+        what: &str,
+        query: &[(&str, String)],
+        out: &mut dyn Write,
+    ) -> anyhow::Result<()> {
         let mut bytes = self.client.download(&format!("{}/{what}", self.path), query).await?;
         while let Some(piece) = bytes.next().await? {
             out.write_all(&piece)?;
@@ -329,7 +347,9 @@ impl Store {
         };
         let text = match kept.is_empty() {
             true => format!("the home `{}` has no snapshot in this store", self.home),
-            false => format!("generation {name} of `{}` is not kept; `covey home log` shows which are", self.home),
+            false => {
+                format!("generation {name} of `{}` is not kept; `covey home log` shows which are", self.home)
+            }
         };
         Ok(*found.ok_or_else(|| Refusal::new(Fault::NotFound, text))?)
     }

@@ -11,6 +11,7 @@ use crate::client::{Client, id_path};
 use crate::command::home::local::ServerStore;
 use crate::exit_code::Refusal;
 use crate::global::Global;
+use crate::store_key;
 
 /// Which store.
 #[derive(Debug, Args)]
@@ -65,7 +66,7 @@ impl StoreArgs {
             let client = Client::new(global)?;
             let server = ServerStore::of(&client)?;
             let roots = Kept::Server(roots_of_server(&client).await?);
-            let store = PackStore::open_directory(&server.path, &server.org)?;
+            let store = store_key::open(&server.path, &server.org)?;
             return Ok(vec![OrgStore { org: server.org, store, roots }]);
         };
         let orgs = match &self.org {
@@ -79,7 +80,7 @@ impl StoreArgs {
                     let text = format!("{} has no org `{org}`", dir.display());
                     return Err(Refusal::new(Fault::NotFound, text).into());
                 }
-                let store = PackStore::open_directory(dir, &org)?;
+                let store = store_key::open(dir, &org)?;
                 let roots = Kept::Pointers(Pointers::open(dir, &org)?);
                 Ok(OrgStore { org, store, roots })
             })

@@ -5,8 +5,8 @@ use std::sync::atomic::AtomicBool;
 
 use anyhow::Context as _;
 use clap::Args;
+use covey_home::Excludes;
 use covey_home::integrity::{RepairReport, RepairRequest, RepairSource, repair_store};
-use covey_home::{Excludes, PackStore};
 use covey_types::{ByteCount, Fault};
 use serde_json::json;
 
@@ -16,6 +16,7 @@ use crate::exit_code::{ExitCode, Refusal};
 use crate::global::Global;
 use crate::output::{self, card, one_line};
 use crate::progress::Progress;
+use crate::store_key;
 
 /// Options of `covey store repair`.
 #[derive(Debug, Args)]
@@ -46,7 +47,7 @@ pub(super) async fn run(global: &Global, args: &RepairArgs) -> anyhow::Result<Ex
         for dir in &args.from {
             // Opening makes what is missing: a store without the org has nothing to give.
             if dir.join("orgs").join(&store.org).is_dir() {
-                let opened = PackStore::open_directory(dir, &store.org);
+                let opened = store_key::open(dir, &store.org);
                 let opened = opened.with_context(|| format!("opening the store {}", dir.display()))?;
                 others.push((dir.display().to_string(), opened));
             }

@@ -131,7 +131,10 @@ async fn a_home_that_grows_too_large_is_warned_then_not_published_and_said_to_be
     assert_eq!(f.kinds().await[1..], ["home.near_limit", "home.secured"]);
     assert_eq!(current(sized(token, 2, 2, 960)).await, Ok(3), "warned once");
     let refused = current(sized(token, 3, 3, 1001)).await.unwrap_err();
-    assert!(refused.contains("1001 B of at most 1000 B") && refused.contains("covey home rules"), "{refused}");
+    assert!(
+        refused.contains("1001 B of at most 1000 B") && refused.contains("covey home rules"),
+        "{refused}"
+    );
     let again = current(sized(token, 3, 3, 1002)).await.unwrap_err();
     assert!(again.contains("1002 B"), "{again}");
     let kinds = f.kinds().await;
@@ -180,7 +183,10 @@ async fn an_org_has_one_limit_for_all_its_homes() {
         })
         .await
         .unwrap();
-    assert!(matches!(&published.0, Published::OverQuota(why) if why.contains("homes of this org")), "{published:?}");
+    assert!(
+        matches!(&published.0, Published::OverQuota(why) if why.contains("homes of this org")),
+        "{published:?}"
+    );
     assert!(matches!(&published.1, Published::OverQuota(why) if why.contains("6 files")), "{published:?}");
     assert_eq!(published.2, Published::Current(Generation(1)));
     let rules = f.write(|tx, org, _| rules::of_org(tx, org)).await.unwrap();
@@ -214,9 +220,7 @@ async fn what_was_uploaded_before_a_collection_is_refused_whoever_offers_it() {
 async fn a_restore_is_a_new_generation_that_the_sessions_are_told_of() {
     let f = fixture().await;
     f.publish_many(3).await;
-    let restore = |name| {
-        f.write(move |tx, org, home| snapshots::restore(tx, org, home, name, None, false))
-    };
+    let restore = |name| f.write(move |tx, org, home| snapshots::restore(tx, org, home, name, None, false));
     let held = restore(GenerationName::Number(1)).await.unwrap_err().to_string();
     assert!(held.contains("acts on home") && held.contains(&f.session.id.to_string()), "{held}");
     f.release().await;
@@ -228,7 +232,10 @@ async fn a_restore_is_a_new_generation_that_the_sessions_are_told_of() {
     assert_eq!(rows[0].snapshot.root, from.snapshot.root);
     let told = f.all().await.pop().unwrap().body;
     assert!(
-        matches!(told, Body::HomeReplaced { generation: Generation(4), from_generation: Some(Generation(1)), .. }),
+        matches!(
+            told,
+            Body::HomeReplaced { generation: Generation(4), from_generation: Some(Generation(1)), .. }
+        ),
         "{told:?}"
     );
     // What the runner still had is refused: it does not descend from what is there now.
@@ -297,9 +304,7 @@ async fn a_fork_shares_the_root_and_the_homes_part_from_there() {
     let strangers = OrgId::from_uuid(Uuid::now_v7());
     let foreign = f
         .db
-        .write("fork", move |tx| {
-            snapshots::fork(tx, strangers, source, GenerationName::Current, home, false)
-        })
+        .write("fork", move |tx| snapshots::fork(tx, strangers, source, GenerationName::Current, home, false))
         .await;
     assert!(matches!(foreign, Err(DbError::NotFound { .. })));
 }

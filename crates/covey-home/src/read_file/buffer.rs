@@ -23,25 +23,26 @@ struct Idle {
 
 /// Buffers that nobody uses at the moment.
 #[derive(Debug)]
-pub(super) struct Buffers {
+pub(crate) struct Buffers {
     idle: Mutex<Idle>,
     given_back: Condvar,
     large_max: usize,
 }
 
 impl Buffers {
-    pub(super) fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let processors = thread::available_parallelism().map_or(2, usize::from);
         let large_max = processors.clamp(2, LARGE_BUFFERS_MAX);
         Self { idle: Mutex::default(), given_back: Condvar::new(), large_max }
     }
 
     /// A buffer for up to `len` bytes. Whoever holds one must not ask for another.
-    pub(super) fn take(&self, len: usize) -> Buffer<'_> {
+    pub(crate) fn take(&self, len: usize) -> Buffer<'_> {
         debug_assert!(len <= BLOCK_BYTES_MAX, "a window is at most a block");
         let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
         if len <= SMALL_BYTES {
-            let bytes = idle.small.pop().unwrap_or_default();
+            // Whole from the beginning: growing it would leave holes in the heap.
+            let bytes = idle.small.pop().unwrap_or_else(|| vec![0; SMALL_BYTES]);
             return Buffer { pool: self, bytes, is_large: false };
         }
         loop {
@@ -50,7 +51,8 @@ impl Buffers {
             }
             if idle.large_made < self.large_max {
                 idle.large_made += 1;
-                return Buffer { pool: self, bytes: Vec::new(), is_large: true };
+                // Only pages that are read into take memory.
+                return Buffer { pool: self, bytes: vec![0; BLOCK_BYTES_MAX], is_large: true };
             }
             idle = self.given_back.wait(idle).unwrap_or_else(PoisonError::into_inner);
         }
@@ -59,7 +61,7 @@ impl Buffers {
 
 /// A buffer that goes back when it is dropped.
 #[derive(Debug)]
-pub(super) struct Buffer<'p> {
+pub(crate) struct Buffer<'p> {
     pool: &'p Buffers,
     bytes: Vec<u8>,
     is_large: bool,
@@ -67,10 +69,7 @@ pub(super) struct Buffer<'p> {
 
 impl Buffer<'_> {
     /// Its first `len` bytes, with whatever was in them.
-    pub(super) fn first_bytes(&mut self, len: usize) -> &mut [u8] {
-        if self.bytes.len() < len {
-            self.bytes.resize(len, 0);
-        }
+    pub(crate) fn first_bytes(&mut self, len: usize) -> &mut [u8] {
         &mut self.bytes[..len]
     }
 }
