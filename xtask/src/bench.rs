@@ -3,6 +3,7 @@
 //! The measuring code of sandboxes and mounts stands beside what it measures and is passed through. Homes are measured from
 //! outside, process by process, beside the tools that people use instead ([`home`]).
 
+mod bucket;
 mod home;
 
 use std::path::Path;
@@ -28,6 +29,8 @@ enum Part {
     Sandbox(ExampleArgs),
     /// Securing and materializing homes, beside the tools that are installed.
     Home(home::HomeArgs),
+    /// Securing a home into a bucket: requests and time.
+    Bucket(bucket::BucketArgs),
     /// Mounting homes and securing what changed in them; as root.
     Mount(ExampleArgs),
 }
@@ -46,6 +49,7 @@ pub(crate) fn run(root: &Path, args: &BenchArgs) -> anyhow::Result<()> {
     match &args.part {
         Part::Sandbox(args) => example(root, "covey-runner", "bench-sandbox", args),
         Part::Home(args) => home::run(root, args),
+        Part::Bucket(args) => bucket::run(root, args),
         Part::Mount(args) => example(root, "covey-mount", "bench-mount", args),
     }
 }

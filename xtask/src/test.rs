@@ -3,6 +3,7 @@
 //! A stage that cannot run because a tool is missing fails and says what to install; nothing is passed over
 //! in silence. Later stages run even when earlier ones failed, so that one run shows everything.
 
+mod buckets;
 mod installed;
 mod mounts;
 mod product;
@@ -53,7 +54,7 @@ struct Stage {
     run: Run,
 }
 
-const STAGES: [Stage; 15] = [
+const STAGES: [Stage; 16] = [
     Stage { name: "format", about: "cargo fmt --check", run: workspace::format },
     Stage { name: "graph", about: "which crate may know which", run: |g| passed(graph::check(g.root)) },
     Stage { name: "tidy", about: "rules of CONTRIBUTING.md", run: |g| passed(tidy::check(g.root)) },
@@ -71,6 +72,11 @@ const STAGES: [Stage; 15] = [
         name: "mounts",
         about: "as root: homes are mounted for real, where the kernel can",
         run: mounts::run,
+    },
+    Stage {
+        name: "buckets",
+        about: "the home store on two servers that speak S3, with faults between",
+        run: buckets::run,
     },
     Stage { name: "build", about: "the release binary, which the stages below use", run: product::build },
     Stage { name: "sdk-python", about: "the official Python SDK against `covey up`", run: sdk::python },

@@ -9,6 +9,7 @@ pub(crate) mod home;
 pub(crate) mod run;
 pub(crate) mod runner;
 pub(crate) mod session;
+pub(crate) mod store;
 pub(crate) mod token;
 pub(crate) mod up;
 pub(crate) mod version;
@@ -60,6 +61,9 @@ enum Command {
     /// Homes: what agents keep. `secure` and `materialize` work without a server.
     #[command(subcommand)]
     Home(home::HomeCommand),
+    /// Stores: what homes are kept in.
+    #[command(subcommand)]
+    Store(store::StoreCommand),
     /// Runners: where sandboxes live.
     #[command(subcommand)]
     Runner(runner::RunnerCommand),
@@ -86,6 +90,7 @@ pub(crate) fn run(cli: &Cli) -> anyhow::Result<ExitCode> {
         Command::Token(command) => wait_for(token::run(global, command)),
         Command::Session(command) => wait_for(session::run(global, command)),
         Command::Home(command) => wait_for(home::run(global, command)),
+        Command::Store(command) => store::run(global, command),
         Command::Runner(runner::RunnerCommand::Serve) => runner::serve(global),
         Command::Runner(command) => wait_for(runner::run(global, command)),
         Command::Doctor(args) => wait_for(doctor::run(global, args)),

@@ -1,7 +1,8 @@
 //! Exit codes: what a script can tell apart.
 
+use covey_bucket::{OpenError, SettingsError};
 use covey_home::tracked::TrackedError;
-use covey_home::{MaterializeError, PointerError, SecureAndPublishError, SecureError, StoreError};
+use covey_home::{CopyError, MaterializeError, PointerError, SecureAndPublishError, SecureError, StoreError};
 use covey_mount::{CacheError, MountError};
 use covey_types::Fault;
 
@@ -82,6 +83,9 @@ fn fault_of(cause: &(dyn std::error::Error + 'static)) -> Option<Fault> {
         .or_else(|| cause.downcast_ref().map(TrackedError::fault))
         .or_else(|| cause.downcast_ref().map(MountError::fault))
         .or_else(|| cause.downcast_ref().map(CacheError::fault))
+        .or_else(|| cause.downcast_ref().map(CopyError::fault))
+        .or_else(|| cause.downcast_ref().map(OpenError::fault))
+        .or_else(|| cause.downcast_ref().map(SettingsError::fault))
 }
 
 impl From<ExitCode> for std::process::ExitCode {

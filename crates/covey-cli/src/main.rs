@@ -9,6 +9,8 @@ mod global;
 mod host;
 mod output;
 mod progress;
+mod store_link;
+mod store_location;
 mod view;
 
 use clap::Parser as _;

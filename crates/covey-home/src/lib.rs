@@ -13,6 +13,7 @@ pub mod backend;
 pub mod block;
 mod collect;
 pub mod contract;
+mod copy;
 mod edit;
 mod excludes;
 pub mod manifest;
@@ -33,6 +34,7 @@ mod work;
 
 pub use block::{BLOCK_BYTES_MAX, Block, BlockStore, StoreError, Upload, UploadReport};
 pub use collect::{CONDEMNED_MAX, CollectError, CollectOptions, CollectReport, MarkError, Roots, collect};
+pub use copy::{CopyError, CopyReport, DamagedPack, check_pack, copy};
 pub use edit::{EditError, Edited, restore_path};
 pub use excludes::{DEFAULT_EXCLUDES, Excludes};
 pub use materialize::{Gap, MaterializeError, MaterializeReport, MaterializeRequest, materialize};

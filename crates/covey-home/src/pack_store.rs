@@ -28,10 +28,14 @@ use crate::backend::{Backend, BackendError, DirectoryBackend, Key};
 use crate::block::{BlockStore, StoreError, Upload};
 use crate::collect::Condemned;
 use catalogue::{Catalogue, Location};
-use pack::ReadFrameError;
+use pack::{PackIndex, ReadFrameError, ReadIndexError};
 
 /// Plain bytes of frames with several small blocks that are kept, because neighbours are read next.
 const CACHED_FRAMES_BYTES_MAX: usize = 16 * 1024 * 1024;
+
+/// So often bytes from far away are read before they count as damaged: a bit that flipped on the way is no damage of
+/// the store, and "damaged" makes people act.
+const READS_REMOTE_MAX: u32 = 4;
 
 const PACK_SUFFIX: &str = ".pack";
 
@@ -139,6 +143,23 @@ impl PackStore {
         Ok(Key::new(&[self.packs_dir.as_str(), &format!("{name}{PACK_SUFFIX}")])?)
     }
 
+    /// See [`READS_REMOTE_MAX`].
+    fn reads_max(&self) -> u32 {
+        if self.backend.is_remote() { READS_REMOTE_MAX } else { 1 }
+    }
+
+    /// A pack's index.
+    fn index_of(&self, key: &Key) -> Result<PackIndex, ReadIndexError> {
+        let mut reads = self.reads_max();
+        loop {
+            reads -= 1;
+            match PackIndex::read(&*self.backend, key) {
+                Err(ReadIndexError::Damaged(_)) if reads > 0 => {}
+                read => return read,
+            }
+        }
+    }
+
     fn cached_frame(&self, place: &Location) -> Option<Arc<Vec<u8>>> {
         let mut frames = self.frames();
         let at = frames.iter().position(|f| f.pack == place.pack && f.offset == place.frame.offset)?;
@@ -243,14 +264,19 @@ impl BlockStore for PackStore {
         if places.is_empty() {
             return Err(self.nowhere(hash));
         }
-        match self.read_first(&places, hash) {
-            Ok(bytes) => Ok(bytes),
-            // Also a pack that is listed and then said not to be there: two answers that contradict each other
-            // prove nothing.
-            Err(CopyError::Backend(error)) => Err(error.into()),
-            Err(CopyError::Damaged(detail)) => {
-                self.catalogue_mut().mark_damaged(*hash);
-                Err(StoreError::damaged(format!("block {hash}"), detail))
+        let mut reads = self.reads_max();
+        loop {
+            reads -= 1;
+            match self.read_first(&places, hash) {
+                Ok(bytes) => return Ok(bytes),
+                // Also a pack that is listed and then said not to be there: two answers that contradict each other
+                // prove nothing.
+                Err(CopyError::Backend(error)) => return Err(error.into()),
+                Err(CopyError::Damaged(_)) if reads > 0 => {}
+                Err(CopyError::Damaged(detail)) => {
+                    self.catalogue_mut().mark_damaged(*hash);
+                    return Err(StoreError::damaged(format!("block {hash}"), detail));
+                }
             }
         }
     }

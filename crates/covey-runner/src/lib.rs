@@ -10,6 +10,7 @@ mod home;
 mod link;
 mod mark;
 pub mod sandbox;
+mod store_link;
 mod tool_link;
 mod working_copy;
 
@@ -21,11 +22,13 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use covey_home::{Excludes, PackStore};
+use covey_home::backend::{DirectoryStore, OpenStore};
+use covey_home::{Excludes, PackStore, StoreError};
 use covey_types::OrgId;
 use tokio_util::sync::CancellationToken;
 
 pub use link::{Dial, DialFuture, LinkStream};
+pub use store_link::StoreLink;
 
 use crate::sandbox::SandboxBackend;
 
@@ -38,8 +41,8 @@ const HOST_UID_FIRST: u32 = 200_000;
 pub struct RunnerConfig {
     /// Working copies, stat caches, records and sockets of sandboxes. Local disk.
     pub data_dir: PathBuf,
-    /// The directory store; none when the store is turned off (`COVEY_HOME_STORE=false`).
-    pub store_dir: Option<PathBuf>,
+    /// The home store; none when it is turned off (`COVEY_HOME_STORE=false`). A runner is given a way to it, and no key.
+    pub store: Option<Arc<dyn OpenStore>>,
     /// Shown to people.
     pub name: String,
     /// What of a home is left out of snapshots.
@@ -51,11 +54,12 @@ pub struct RunnerConfig {
 }
 
 impl RunnerConfig {
-    /// The defaults of design section 5, for a runner that keeps its data in `data_dir`.
+    /// The defaults of design section 5, for a runner that keeps its data in `data_dir` and homes in the directory
+    /// `store_dir`.
     pub fn new(data_dir: PathBuf, store_dir: Option<PathBuf>) -> Self {
         Self {
             data_dir,
-            store_dir,
+            store: store_dir.map(|dir| Arc::new(DirectoryStore(dir)) as Arc<dyn OpenStore>),
             name: "local".to_owned(),
             excludes: Excludes::from_setting(None),
             warm_limit: Duration::from_secs(30 * 60),
@@ -123,13 +127,13 @@ impl Runner {
     }
 
     /// The org's store, opened at most once.
-    fn store(&self, org: OrgId) -> Result<Option<Arc<PackStore>>, covey_home::StoreError> {
-        let Some(store_dir) = &self.config.store_dir else { return Ok(None) };
+    fn store(&self, org: OrgId) -> Result<Option<Arc<PackStore>>, StoreError> {
+        let Some(opener) = &self.config.store else { return Ok(None) };
         let mut stores = self.stores.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(store) = stores.get(&org) {
             return Ok(Some(Arc::clone(store)));
         }
-        let store = Arc::new(PackStore::open_directory(store_dir, &org.to_string())?);
+        let store = Arc::new(PackStore::open(opener.open(&org.to_string())?)?);
         stores.insert(org, Arc::clone(&store));
         Ok(Some(store))
     }

@@ -1,6 +1,6 @@
 //! `covey home`: what agents keep.
 //!
-//! `secure` and `materialize` work on a store directory without a server; [`local`] does what they share with
+//! `secure` and `materialize` work on a store without a server; [`local`] does what they share with
 //! `import` and `covey run`.
 
 pub(crate) mod local;
@@ -10,6 +10,7 @@ use std::path::PathBuf;
 
 use anyhow::Context as _;
 use clap::{Args, Subcommand};
+use covey_bucket::Access;
 use covey_home::{Pointers, SecureReport};
 use covey_types::{ByteCount, Fault, FencingToken, RootHash};
 use serde_json::{Value, json};
@@ -18,6 +19,8 @@ use crate::client::{Client, id_path};
 use crate::exit_code::{ExitCode, Refusal};
 use crate::global::Global;
 use crate::output::{self, card, field};
+use crate::store_location::StoreLocation;
+use local::LocalStore;
 
 /// What to do with homes.
 #[derive(Debug, Subcommand)]
@@ -98,18 +101,25 @@ pub(crate) enum HomeCommand {
     },
 }
 
-/// Which home in which store directory.
+/// Which home in which store.
 #[derive(Debug, Args)]
 pub(crate) struct StorePlace {
-    /// The store's directory; `secure` makes it when it is missing.
-    #[arg(long, value_name = "DIR")]
-    store: PathBuf,
+    /// The store's directory, or s3://BUCKET/PREFIX; `secure` makes a directory that is missing.
+    #[arg(long, value_name = "STORE", value_parser = StoreLocation::parser())]
+    store: StoreLocation,
     /// The org that owns the home.
     #[arg(long)]
     org: String,
     /// The home's name in the store.
     #[arg(long)]
     home: String,
+}
+
+impl StorePlace {
+    fn open(&self, global: &Global, access: Access) -> anyhow::Result<LocalStore> {
+        let store = self.store.open(&global.data_dir()?, access, false)?;
+        LocalStore::open(&store, &self.org)
+    }
 }
 
 pub(crate) async fn run(global: &Global, command: &HomeCommand) -> anyhow::Result<ExitCode> {
@@ -121,9 +131,9 @@ pub(crate) async fn run(global: &Global, command: &HomeCommand) -> anyhow::Resul
             secure(global, dir, place, *fencing_token, *scan, *cross_check)?;
         }
         HomeCommand::Mount { dir, place, generation, root, options } => {
-            let pointers = Pointers::open(&place.store, &place.org)?;
-            let root = root_to_use(&pointers, place, *generation, *root)?;
-            mounted::mount(global, dir, place, root, options)?;
+            let local = place.open(global, Access::Read)?;
+            let root = root_to_use(&local.pointers(), place, *generation, *root)?;
+            mounted::mount(global, dir, place, &local, root, options)?;
         }
         HomeCommand::Umount { dir, state, discard } => {
             mounted::umount(global, dir, state.as_deref(), *discard)?;
@@ -134,7 +144,7 @@ pub(crate) async fn run(global: &Global, command: &HomeCommand) -> anyhow::Resul
         HomeCommand::Import { home, dir } => {
             let client = Client::new(global)?;
             let current = client.get(&id_path("covey/homes", home)?).await?;
-            let store = local::ServerStore::of(&client)?;
+            let store = local::ServerStore::of(global, &client)?;
             let report = local::secured(&store.local()?, dir, home, None)?;
             let imported = local::import(&client, &current, &report).await?;
             output::value(global.json, &imported, |imported| {
@@ -153,10 +163,10 @@ fn secure(
     scan: bool,
     cross_check: bool,
 ) -> anyhow::Result<()> {
-    let pointers = Pointers::open(&place.store, &place.org)?;
+    let local = place.open(global, Access::Write)?;
+    let pointers = local.pointers();
     let newest = pointers.current(&place.home)?.map_or(FencingToken(0), |current| current.token);
     let token = fencing_token.map_or(newest, FencingToken);
-    let local = local::LocalStore::open(&place.store, &place.org)?;
     let tracked = match scan {
         true => None,
         false => mounted::secure_and_publish(&local, dir, &place.home, &pointers, token, cross_check)?,
@@ -202,7 +212,7 @@ fn root_to_use(
             Ok(found.ok_or_else(|| Refusal::new(Fault::NotFound, text))?.root)
         }
         (None, None) => {
-            let text = format!("the home `{}` has no snapshot in {}", place.home, place.store.display());
+            let text = format!("the home `{}` has no snapshot in {}", place.home, place.store);
             Ok(pointers.current(&place.home)?.ok_or_else(|| Refusal::new(Fault::NotFound, text))?.root)
         }
     }
@@ -215,9 +225,8 @@ fn materialize(
     generation: Option<u64>,
     root: Option<RootHash>,
 ) -> anyhow::Result<()> {
-    let pointers = Pointers::open(&place.store, &place.org)?;
-    let root = root_to_use(&pointers, place, generation, root)?;
-    let local = local::LocalStore::open(&place.store, &place.org)?;
+    let local = place.open(global, Access::Read)?;
+    let root = root_to_use(&local.pointers(), place, generation, root)?;
     let report = local.materialize(dir, &place.home, root).context("the directory is not complete")?;
     output::value(global.json, &serde_json::to_value(&report)?, |_| {
         card(&[

@@ -26,6 +26,8 @@ mod runner;
 #[cfg(test)]
 mod session;
 #[cfg(test)]
+mod store;
+#[cfg(test)]
 mod token;
 #[cfg(test)]
 mod up;

@@ -129,12 +129,7 @@ impl PackStore {
             Ok(key) => key,
             Err(error) => return Indexed::Unread(error.to_string()),
         };
-        let mut read = PackIndex::read(&*self.backend, &key);
-        if self.backend.is_remote() && matches!(read, Err(ReadIndexError::Damaged(_))) {
-            // It may have been damaged on its way only.
-            read = PackIndex::read(&*self.backend, &key);
-        }
-        match read {
+        match self.index_of(&key) {
             Ok(index) => Indexed::Read(index, None),
             Err(ReadIndexError::Backend(error)) => failed(error),
             Err(ReadIndexError::Damaged(detail)) => match PackIndex::rebuild(&*self.backend, &key) {
