@@ -117,11 +117,19 @@ mod tests {
 
     use super::*;
 
+    /// Waits that are over at once.
+    fn quick() -> Patience {
+        let wait = Duration::from_micros(1);
+        Patience { wait_first: wait, wait_max: wait, ..Patience::default() }
+    }
+
+    fn blocking<T>(future: impl Future<Output = T>) -> T {
+        tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap().block_on(future)
+    }
+
     fn failing(kind: FailureKind) -> (Failure, u32) {
-        let runtime =
-            tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
         let tries = AtomicU32::new(0);
-        let failed = runtime.block_on(Patience::default().persist(0, |_| {
+        let failed = blocking(quick().persist(0, |_| {
             tries.fetch_add(1, Ordering::SeqCst);
             async move { Err::<(), _>(Failure::new(kind, "broken")) }
         }));
@@ -148,10 +156,8 @@ mod tests {
 
     #[test]
     fn a_try_that_hangs_ends() {
-        let runtime =
-            tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
-        let patience = Patience { tries_max: 2, ..Patience::default() };
-        let failed = runtime.block_on(patience.persist(0, |_| std::future::pending::<Result<(), Failure>>()));
-        assert!(failed.unwrap_err().to_string().contains("no answer within 30 s"));
+        let patience = Patience { answer: Duration::from_millis(1), tries_max: 2, ..quick() };
+        let failed = blocking(patience.persist(0, |_| std::future::pending::<Result<(), Failure>>()));
+        assert!(failed.unwrap_err().to_string().contains("no answer within 0.001 s"));
     }
 }

@@ -136,6 +136,16 @@ impl Settings {
         })
     }
 
+    /// For a key that is known, at an endpoint; nothing is read from the environment.
+    pub fn of(endpoint: &str, region: &str, key: Key) -> Self {
+        Self {
+            endpoint: Some(endpoint.to_owned()),
+            region: Some(region.to_owned()),
+            key: Some(key),
+            ..Self::default()
+        }
+    }
+
     /// The region that requests are signed for.
     pub(crate) fn region(&self) -> &str {
         self.region.as_deref().unwrap_or(REGION_DEFAULT)

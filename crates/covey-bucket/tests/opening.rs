@@ -34,16 +34,8 @@ mod tests {
     }
 
     fn opened(endpoint: &str, access: Access) -> Result<BucketStore, OpenError> {
-        let settings = Settings {
-            endpoint: Some(endpoint.to_owned()),
-            region: Some("us-east-1".to_owned()),
-            key: Some(Key {
-                id: "AKIATEST".to_owned(),
-                secret: "hidden-secret".to_owned(),
-                session_token: None,
-            }),
-            ..Settings::default()
-        };
+        let (id, secret) = ("AKIATEST".to_owned(), "hidden-secret".to_owned());
+        let settings = Settings::of(endpoint, "us-east-1", Key { id, secret, session_token: None });
         let patience = Patience {
             wait_first: Duration::from_millis(1),
             wait_max: Duration::from_millis(2),

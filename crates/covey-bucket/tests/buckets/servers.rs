@@ -65,12 +65,7 @@ impl Server {
     }
 
     pub(super) fn settings(&self, endpoint: &str) -> Settings {
-        Settings {
-            endpoint: Some(endpoint.to_owned()),
-            region: Some("us-east-1".to_owned()),
-            key: Some(self.key.clone()),
-            ..Settings::default()
-        }
+        Settings::of(endpoint, "us-east-1", self.key.clone())
     }
 
     /// Opens a place through `endpoint`, which may be a proxy before the server.
