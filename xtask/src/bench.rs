@@ -3,6 +3,7 @@
 //! The measuring code of sandboxes and mounts stands beside what it measures and is passed through. Homes are measured from
 //! outside, process by process, beside the tools that people use instead ([`home`]).
 
+mod bucket;
 mod home;
 mod store;
 
@@ -31,6 +32,8 @@ enum Part {
     Home(home::HomeArgs),
     /// A store of a million blocks, asked which of many hashes it lacks; needs 10 GB of disk for a while.
     Store(store::StoreArgs),
+    /// Securing a home into a bucket: requests and time.
+    Bucket(bucket::BucketArgs),
     /// Mounting homes and securing what changed in them; as root.
     Mount(ExampleArgs),
 }
@@ -50,6 +53,7 @@ pub(crate) fn run(root: &Path, args: &BenchArgs) -> anyhow::Result<()> {
         Part::Sandbox(args) => example(root, "covey-runner", "bench-sandbox", args),
         Part::Home(args) => home::run(root, args),
         Part::Store(args) => store::run(root, args),
+        Part::Bucket(args) => bucket::run(root, args),
         Part::Mount(args) => example(root, "covey-mount", "bench-mount", args),
     }
 }

@@ -4,6 +4,7 @@
 //! anything that a person who only uses Covey needs.
 
 mod bench;
+mod bucket_servers;
 mod chaos;
 mod fidelity;
 mod graph;

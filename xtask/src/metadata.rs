@@ -79,6 +79,16 @@ impl Metadata {
         self.packages.iter().filter(|package| self.workspace_members.contains(&package.id))
     }
 
+    /// Names of the packages that depend on `package` directly.
+    pub(crate) fn users_of(&self, package: &Package) -> Vec<&str> {
+        let uses = |node: &&Node| node.deps.iter().any(|dep| dep.pkg == package.id);
+        let users = self.resolve.nodes.iter().filter(uses);
+        users
+            .filter_map(|node| self.packages.iter().find(|p| p.id == node.id))
+            .map(|p| p.name.as_str())
+            .collect()
+    }
+
     /// Names of everything that ends up in `package`'s own code: normal dependencies, transitively.
     pub(crate) fn linked_into(&self, package: &Package) -> Vec<&str> {
         let mut ids = vec![package.id.as_str()];

@@ -3,6 +3,7 @@
 //! A stage that cannot run because a tool is missing fails and says what to install; nothing is passed over
 //! in silence. Later stages run even when earlier ones failed, so that one run shows everything.
 
+mod buckets;
 mod installed;
 mod mounts;
 mod product;
@@ -54,7 +55,7 @@ struct Stage {
     run: Run,
 }
 
-const STAGES: [Stage; 17] = [
+const STAGES: [Stage; 18] = [
     Stage { name: "format", about: "cargo fmt --check", run: workspace::format },
     Stage { name: "graph", about: "which crate may know which", run: |g| passed(graph::check(g.root)) },
     Stage { name: "tidy", about: "rules of CONTRIBUTING.md", run: |g| passed(tidy::check(g.root)) },
@@ -72,6 +73,11 @@ const STAGES: [Stage; 17] = [
         name: "mounts",
         about: "as root: homes are mounted for real, where the kernel can",
         run: mounts::run,
+    },
+    Stage {
+        name: "buckets",
+        about: "the home store on two servers that speak S3, with faults between",
+        run: buckets::run,
     },
     Stage {
         name: "store-kills",

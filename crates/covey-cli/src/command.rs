@@ -62,15 +62,15 @@ enum Command {
     /// Homes: what agents keep. `secure` and `materialize` work without a server.
     #[command(subcommand)]
     Home(home::HomeCommand),
+    /// Stores: what homes are kept in.
+    #[command(subcommand)]
+    Store(store::StoreCommand),
     /// Runners: where sandboxes live.
     #[command(subcommand)]
     Runner(runner::RunnerCommand),
     /// API tokens: who may ask the server.
     #[command(subcommand)]
     Token(token::TokenCommand),
-    /// The store of homes as a whole: verify, repair, keys.
-    #[command(subcommand)]
-    Store(store::StoreCommand),
     /// Backups of database and blocks: create, verify, restore.
     #[command(subcommand)]
     Backup(backup::BackupCommand),

@@ -1,12 +1,13 @@
 //! Exit codes: what a script can tell apart.
 
+use covey_bucket::{OpenError, SettingsError};
 use covey_home::archive::ArchiveError;
 use covey_home::integrity::IntegrityError;
 use covey_home::tracked::TrackedError;
 use covey_home::view::ViewError;
 use covey_home::{
-    CarryError, CollectError, EditError, KeyError, MaterializeError, PointerError, SecureAndPublishError,
-    SecureError, StoreError,
+    CarryError, CollectError, CopyError, EditError, KeyError, MaterializeError, PointerError,
+    SecureAndPublishError, SecureError, StoreError,
 };
 use covey_mount::{CacheError, MountError};
 use covey_server::db::DbError;
@@ -100,6 +101,9 @@ fn fault_of(cause: &(dyn std::error::Error + 'static)) -> Option<Fault> {
         .or_else(|| cause.downcast_ref().map(EditError::fault))
         .or_else(|| cause.downcast_ref().map(ArchiveError::fault))
         .or_else(|| cause.downcast_ref().map(CollectError::fault))
+        .or_else(|| cause.downcast_ref().map(CopyError::fault))
+        .or_else(|| cause.downcast_ref().map(OpenError::fault))
+        .or_else(|| cause.downcast_ref().map(SettingsError::fault))
 }
 
 impl From<ExitCode> for std::process::ExitCode {

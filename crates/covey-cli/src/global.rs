@@ -11,6 +11,7 @@ use covey_types::Fault;
 use serde::{Deserialize, Serialize};
 
 use crate::exit_code::Refusal;
+use crate::store_location::StoreLocation;
 
 /// The name of the file in the data directory that tells local clients where the server is.
 pub(crate) const CLIENT_FILE: &str = "client.json";
@@ -39,9 +40,9 @@ pub(crate) struct ClientFile {
     pub(crate) url: String,
     /// A token of the server's org.
     pub(crate) token: String,
-    /// The directory of the server's home store, for clients that put homes into it themselves.
+    /// The server's home store, for clients that put homes into it themselves.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) store: Option<PathBuf>,
+    pub(crate) store: Option<StoreLocation>,
     /// The org's name in that store.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) org: Option<String>,

@@ -11,9 +11,11 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use anyhow::{Context as _, Result, bail};
+use covey_bucket::Access;
 use covey_home::Excludes;
+use covey_home::backend::{DirectoryStore, OpenStore};
 use covey_runner::sandbox::native::NativeBackend;
-use covey_runner::{Dial, DialFuture, LinkStream, Runner, RunnerConfig};
+use covey_runner::{Dial, DialFuture, LinkStream, Runner, RunnerConfig, StoreLink};
 use covey_server::Server;
 use covey_server::config::Config;
 use covey_server::db::{Db, tokens};
@@ -27,6 +29,8 @@ use tokio_util::sync::CancellationToken;
 use crate::global::{CLIENT_FILE, ClientFile};
 use crate::store_identity;
 use crate::store_key;
+use crate::store_link;
+use crate::store_location::{OpenedStore, StoreLocation, make_private};
 
 /// Bytes in flight on the in-memory link, each way.
 const LINK_BYTES: usize = 256 * 1024;
@@ -72,27 +76,75 @@ impl Layout {
         self.data_dir.join("runner")
     }
 
+    /// Where the server of this data directory lets others use its bucket.
+    pub(crate) fn store_socket(&self) -> PathBuf {
+        store_socket(&self.data_dir)
+    }
+
+    /// The home store for a runner in a process of its own, which is given no key: a directory, or a way through the
+    /// server.
+    pub(crate) fn store_for_runner(&self) -> Result<Option<Arc<dyn OpenStore>>> {
+        Ok(match self.store_location()? {
+            None => None,
+            Some(StoreLocation::Directory(path)) => Some(Arc::new(DirectoryStore(path))),
+            Some(StoreLocation::Bucket(place)) => {
+                if store_key::from_setting()?.is_some() {
+                    bail!(
+                        "{place} is encrypted, and a server cannot check sealed packs that others hand it: run server                          and runner as one, `covey up`"
+                    );
+                }
+                let cache_dir = self.runner_dir().join("store-cache");
+                Some(Arc::new(StoreLink::new(self.store_socket(), cache_dir)))
+            }
+        })
+    }
+
     fn runner_socket(&self) -> PathBuf {
         self.data_dir.join("runner.sock")
     }
 
-    /// The home store's directory, or none when it is turned off. `COVEY_BLOB_STORE` moves it.
+    /// The home store's directory, for what can only work on one; none when the store is turned off.
     pub(crate) fn store_dir(&self) -> Result<Option<PathBuf>> {
+        match self.store_location()? {
+            None => Ok(None),
+            Some(StoreLocation::Directory(path)) => Ok(Some(path)),
+            Some(StoreLocation::Bucket(place)) => {
+                bail!(
+                    "the home store is {place}; so far this works only on a store in a directory: `covey store copy`"
+                )
+            }
+        }
+    }
+
+    /// Where the home store is, or none when it is turned off. `COVEY_BLOB_STORE` moves it.
+    pub(crate) fn store_location(&self) -> Result<Option<StoreLocation>> {
         match setting("COVEY_HOME_STORE").as_deref() {
             None | Some("true" | "1") => {}
             Some("false" | "0") => return Ok(None),
             Some(other) => bail!("COVEY_HOME_STORE is `{other}`; set it to true or false"),
         }
         match setting("COVEY_BLOB_STORE") {
-            None => Ok(Some(self.data_dir.join("store"))),
-            Some(url) => match url.strip_prefix("file://") {
-                Some(path) if path.starts_with('/') => Ok(Some(PathBuf::from(path))),
-                _ => {
-                    bail!("COVEY_BLOB_STORE is `{url}`; this version keeps blocks in a directory: file:///…")
-                }
-            },
+            None => Ok(Some(StoreLocation::Directory(self.data_dir.join("store")))),
+            Some(url) => Ok(Some(StoreLocation::from_setting(url.trim()).context("COVEY_BLOB_STORE")?)),
         }
     }
+
+    /// Opens the home store; a bucket is tried, so that a wrong key is said now and not at the first secure.
+    async fn open_store(&self) -> Result<Option<OpenedStore>> {
+        let Some(location) = self.store_location()? else { return Ok(None) };
+        if let StoreLocation::Directory(path) = &location {
+            // Clients of this machine put homes into it before any runner does.
+            make_private(path).context("the home store")?;
+        }
+        let data_dir = self.data_dir.clone();
+        let opening = tokio::task::spawn_blocking(move || location.open(&data_dir, Access::Write, true));
+        Ok(Some(opening.await.context("opening the home store")??))
+    }
+}
+
+/// See [`Layout::store_socket`].
+pub(crate) fn store_socket(data_dir: &std::path::Path) -> PathBuf {
+    data_dir.join("store.sock")
 }
 
 fn setting(name: &str) -> Option<String> {
@@ -105,6 +157,7 @@ pub(crate) struct RunningServer {
     server: Server,
     /// Where it is, and a token for it.
     pub(crate) client: ClientFile,
+    store: Option<OpenedStore>,
     serving: tokio::task::JoinHandle<io::Result<()>>,
 }
 
@@ -118,17 +171,10 @@ impl RunningServer {
     ) -> Result<Self> {
         let mut config = Config { data_dir: layout.data_dir.clone(), listen, ..Config::default() };
         let model = choose_model(&mut config, model)?;
-        if let Some(store) = layout.store_dir()? {
-            // Clients of this machine put homes into it before any runner does.
-            std::fs::DirBuilder::new()
-                .recursive(true)
-                .mode(0o700)
-                .create(&store)
-                .with_context(|| format!("the home store {} cannot be made", store.display()))?;
-        }
+        let store = layout.open_store().await?;
         let db = Db::open(&config.database_path())?;
-        if let Some(store) = layout.store_dir()? {
-            store_identity::check(&db, &store, accept_store).await?;
+        if let Some(StoreLocation::Directory(path)) = layout.store_location()? {
+            store_identity::check(&db, &path, accept_store).await?;
         }
         let listener = TcpListener::bind(listen)
             .await
@@ -142,13 +188,13 @@ impl RunningServer {
             );
         }
         let key = store_key::from_setting()?;
-        let stores = layout.store_dir()?.map(|path| Stores::in_directory(path, key));
+        let stores = store.clone().map(|store| Stores::new(Arc::new(store), key));
         let server = Server::start(db, model, stores).await?;
         let token = local_token(layout, &server).await?;
         let client = ClientFile {
             url: format!("http://{address}"),
             token,
-            store: layout.store_dir()?,
+            store: layout.store_location()?,
             org: Some(server.default_org().to_string()),
             excludes: setting("COVEY_HOME_EXCLUDES"),
         };
@@ -156,7 +202,7 @@ impl RunningServer {
         let api = server.api().clone();
         let serving =
             tokio::spawn(async move { covey_server::http::serve(listener, api.router(), &api).await });
-        Ok(Self { server, client, serving })
+        Ok(Self { server, client, store, serving })
     }
 
     /// Lets runners of the same user dial in through the data directory.
@@ -183,6 +229,18 @@ impl RunningServer {
             }
         });
         Ok(())
+    }
+
+    /// Lets others of the same user use the store through the data directory, if they could not without its key.
+    pub(crate) fn listen_for_store_links(&self, layout: &Layout) -> Result<()> {
+        let Some(store @ OpenedStore::Bucket(_)) = &self.store else { return Ok(()) };
+        let org = self.server.default_org().to_string();
+        store_link::listen(&layout.store_socket(), Arc::new(store.clone()), org)
+    }
+
+    /// The home store, for a runner in this process.
+    pub(crate) fn store(&self) -> Option<Arc<dyn OpenStore>> {
+        self.store.clone().map(|store| Arc::new(store) as Arc<dyn OpenStore>)
     }
 
     /// A way for a runner in this process to reach the server.
@@ -265,12 +323,18 @@ fn write_client_file(layout: &Layout, client: &ClientFile) -> Result<()> {
 }
 
 /// Runs a runner until `stop`.
-pub(crate) async fn run_runner(layout: &Layout, dial: Arc<dyn Dial>, stop: CancellationToken) -> Result<()> {
+pub(crate) async fn run_runner(
+    layout: &Layout,
+    store: Option<Arc<dyn OpenStore>>,
+    dial: Arc<dyn Dial>,
+    stop: CancellationToken,
+) -> Result<()> {
     let excludes = Excludes::from_setting(setting("COVEY_HOME_EXCLUDES").as_deref());
     for pattern in excludes.unreadable() {
         tracing::warn!(pattern, "this pattern of COVEY_HOME_EXCLUDES cannot be read and excludes nothing");
     }
-    let mut config = RunnerConfig::new(layout.runner_dir(), layout.store_dir()?);
+    let mut config = RunnerConfig::new(layout.runner_dir(), None);
+    config.store = store;
     config.excludes = excludes;
     config.store_key = store_key::from_setting()?;
     if let Some(limit) = setting("COVEY_WORKING_COPIES_MAX_BYTES") {

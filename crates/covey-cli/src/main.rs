@@ -11,6 +11,8 @@ mod output;
 mod progress;
 mod store_identity;
 mod store_key;
+mod store_link;
+mod store_location;
 mod view;
 
 use clap::Parser as _;

@@ -11,6 +11,7 @@ mod memory;
 use std::fmt::{self, Debug};
 use std::io;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 pub use directory::DirectoryBackend;
 pub use memory::MemoryBackend;
@@ -242,6 +243,26 @@ pub trait Backend: Send + Sync + Debug {
     /// # Errors
     /// When it is not certain how it ended: read again before anything follows from it.
     fn put_if(&self, key: &Key, bytes: &[u8], expected: &Expected) -> Result<PutOutcome, BackendError>;
+}
+
+/// A store of many orgs, wherever it lies: a directory, a bucket, or a way through another process. Whoever works with
+/// homes is given one and needs no key for the place.
+pub trait OpenStore: Send + Sync + Debug {
+    /// The files of one org.
+    ///
+    /// # Errors
+    /// When the org's name is none, or the store cannot be used.
+    fn open(&self, org: &str) -> Result<Arc<dyn Backend>, StoreError>;
+}
+
+/// A store in a directory of this host.
+#[derive(Debug, Clone)]
+pub struct DirectoryStore(pub PathBuf);
+
+impl OpenStore for DirectoryStore {
+    fn open(&self, org: &str) -> Result<Arc<dyn Backend>, StoreError> {
+        Ok(Arc::new(DirectoryBackend::open(&self.0, org)?))
+    }
 }
 
 #[cfg(test)]

@@ -14,6 +14,7 @@ pub mod block;
 mod carry;
 mod collect;
 pub mod contract;
+mod copy;
 mod edit;
 mod excludes;
 mod gaps;
@@ -44,6 +45,7 @@ pub use carry::{CarryError, carry_states};
 pub use collect::{
     CONDEMNED_MAX, CollectError, CollectOptions, CollectReport, MarkError, Roots, THOROUGH_LEVEL, collect,
 };
+pub use copy::{CopyError, CopyReport, DamagedPack, Sealing, check_pack, copy};
 pub use edit::{EditError, Edited, restore_path};
 pub use excludes::{DEFAULT_EXCLUDES, Excludes};
 pub use identity::StoreIdentity;

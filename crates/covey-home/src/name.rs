@@ -37,8 +37,8 @@ pub(crate) fn random_bytes() -> [u8; 16] {
     (half() << 64 | half()).to_be_bytes()
 }
 
-/// The same as 32 hexadecimal digits.
-pub(crate) fn random_name() -> String {
+/// The same as 32 hexadecimal digits: a name that nothing has yet.
+pub fn random_name() -> String {
     format!("{:032x}", u128::from_be_bytes(random_bytes()))
 }
 

@@ -44,6 +44,10 @@ use pack::PackIndex;
 const CACHED_FRAMES_BYTES_MAX: usize = 16 * 1024 * 1024;
 
 const PACKS_DIR: &str = "packs";
+/// So often bytes from far away are read before they count as damaged: a bit that flipped on the way is no damage of
+/// the store, and "damaged" makes people act.
+const READS_REMOTE_MAX: u32 = 4;
+
 const PACK_SUFFIX: &str = ".pack";
 
 fn packs_dir() -> Result<Key, StoreError> {
@@ -99,7 +103,18 @@ impl PackStore {
         org: &str,
         master: Option<&MasterKey>,
     ) -> Result<Self, StoreError> {
-        let backend = Arc::new(DirectoryBackend::open(path, org)?);
+        Self::open_with(Arc::new(DirectoryBackend::open(path, org)?), org, master)
+    }
+
+    /// Opens the store of `org` on `backend` with a master key, or without one.
+    ///
+    /// # Errors
+    /// As [`PackStore::open`] and [`PackStore::open_encrypted`].
+    pub fn open_with(
+        backend: Arc<dyn Backend>,
+        org: &str,
+        master: Option<&MasterKey>,
+    ) -> Result<Self, StoreError> {
         match master {
             None => Self::open(backend),
             Some(master) => Self::open_encrypted(backend, org, master),
@@ -263,6 +278,23 @@ impl PackStore {
         Ok(Key::new(&[self.packs_dir.as_str(), &format!("{name}{PACK_SUFFIX}")])?)
     }
 
+    /// See [`READS_REMOTE_MAX`].
+    fn reads_max(&self) -> u32 {
+        if self.backend.is_remote() { READS_REMOTE_MAX } else { 1 }
+    }
+
+    /// A pack's index.
+    fn index_of(&self, key: &Key) -> Result<PackIndex, ReadPackError> {
+        let mut reads = self.reads_max();
+        loop {
+            reads -= 1;
+            match PackIndex::read(&self.files, key) {
+                Err(ReadPackError::Damaged(_)) if reads > 0 => {}
+                read => return read,
+            }
+        }
+    }
+
     fn cached_frame(&self, place: &Location) -> Option<Arc<Vec<u8>>> {
         let mut frames = self.frames();
         let at = frames.iter().position(|f| f.pack == place.pack && f.offset == place.frame.offset)?;
@@ -416,7 +448,14 @@ impl BlockStore for PackStore {
         if places.is_empty() {
             return Err(self.nowhere(hash));
         }
-        let mut read = self.read_first(&places, hash);
+        let mut reads = self.reads_max();
+        let mut read = loop {
+            reads -= 1;
+            match self.read_first(&places, hash) {
+                Err(CopyError::Damaged(_)) if reads > 0 => {}
+                read => break read,
+            }
+        };
         if matches!(read, Err(CopyError::Damaged(_))) && self.is_stale(&places, hash) {
             // Packs were put back, or exchanged, behind our back.
             self.catalogue_mut().forget_all();

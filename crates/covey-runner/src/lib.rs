@@ -11,6 +11,7 @@ mod home;
 mod link;
 mod mark;
 pub mod sandbox;
+mod store_link;
 mod tool_link;
 mod working_copy;
 
@@ -22,11 +23,13 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use covey_home::{Excludes, MasterKey, PackStore};
+use covey_home::backend::{DirectoryStore, OpenStore};
+use covey_home::{Excludes, MasterKey, PackStore, StoreError};
 use covey_types::OrgId;
 use tokio_util::sync::CancellationToken;
 
 pub use link::{Dial, DialFuture, LinkStream};
+pub use store_link::StoreLink;
 
 use crate::sandbox::SandboxBackend;
 
@@ -39,8 +42,8 @@ const HOST_UID_FIRST: u32 = 200_000;
 pub struct RunnerConfig {
     /// Working copies, stat caches, records and sockets of sandboxes. Local disk.
     pub data_dir: PathBuf,
-    /// The directory store; none when the store is turned off (`COVEY_HOME_STORE=false`).
-    pub store_dir: Option<PathBuf>,
+    /// The home store; none when it is turned off (`COVEY_HOME_STORE=false`). A runner is given a way to it, and no key.
+    pub store: Option<Arc<dyn OpenStore>>,
     /// Opens the store's keys; none: the store is not encrypted.
     pub store_key: Option<MasterKey>,
     /// Bytes that working copies may take that nothing runs on and that hold nothing unpublished; beyond it those
@@ -60,11 +63,12 @@ pub struct RunnerConfig {
 const COPIES_LIMIT_BYTES: u64 = 64 << 30;
 
 impl RunnerConfig {
-    /// The defaults of design section 5, for a runner that keeps its data in `data_dir`.
+    /// The defaults of design section 5, for a runner that keeps its data in `data_dir` and homes in the directory
+    /// `store_dir`.
     pub fn new(data_dir: PathBuf, store_dir: Option<PathBuf>) -> Self {
         Self {
             data_dir,
-            store_dir,
+            store: store_dir.map(|dir| Arc::new(DirectoryStore(dir)) as Arc<dyn OpenStore>),
             store_key: None,
             copies_limit: COPIES_LIMIT_BYTES,
             name: "local".to_owned(),
@@ -165,14 +169,14 @@ impl Runner {
     }
 
     /// The org's store, opened at most once.
-    fn store(&self, org: OrgId) -> Result<Option<Arc<PackStore>>, covey_home::StoreError> {
-        let Some(store_dir) = &self.config.store_dir else { return Ok(None) };
+    fn store(&self, org: OrgId) -> Result<Option<Arc<PackStore>>, StoreError> {
+        let Some(opener) = &self.config.store else { return Ok(None) };
         let mut stores = self.stores.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(store) = stores.get(&org) {
             return Ok(Some(Arc::clone(store)));
         }
-        let key = self.config.store_key.as_ref();
-        let store = Arc::new(PackStore::open_directory_with(store_dir, &org.to_string(), key)?);
+        let (org_name, key) = (org.to_string(), self.config.store_key.as_ref());
+        let store = Arc::new(PackStore::open_with(opener.open(&org_name)?, &org_name, key)?);
         stores.insert(org, Arc::clone(&store));
         Ok(Some(store))
     }

@@ -1,4 +1,4 @@
-//! The control plane: API, journal, loop driver, model clients, server side of the runner link.
+//! The control plane: API, journal, loop driver, model clients, server sides of the runner link and the store link.
 //!
 //! Reason for a crate: **artifact**. What does not belong here: namespaces, cgroups, a path on a runner.
 
@@ -10,6 +10,7 @@ pub mod http;
 pub mod link;
 pub mod model;
 mod server;
+pub mod store_link;
 pub mod stores;
 
 pub use server::{RunnerGate, Server, StartError};

@@ -7,36 +7,13 @@ use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use covey_home::backend::{DirectoryStore, OpenStore};
 use covey_home::{MasterKey, PackStore, StoreError};
 use covey_types::{Fault, OrgId};
 use tokio::sync::Semaphore;
 
 /// Requests that read stores at the same time; more wait.
 pub const STORE_READS_MAX: usize = 16;
-
-/// Opens the store of an org, wherever it lies.
-pub trait OpenStore: Send + Sync + std::fmt::Debug {
-    /// Opens it; blocks.
-    ///
-    /// # Errors
-    /// When it cannot be opened.
-    fn open(&self, org: OrgId) -> Result<PackStore, StoreError>;
-}
-
-/// Stores in a directory of this host.
-#[derive(Debug, Clone)]
-pub struct DirectoryStores {
-    /// The directory.
-    pub path: PathBuf,
-    /// Opens the orgs' keys; none: the stores are not encrypted.
-    pub key: Option<MasterKey>,
-}
-
-impl OpenStore for DirectoryStores {
-    fn open(&self, org: OrgId) -> Result<PackStore, StoreError> {
-        PackStore::open_directory_with(&self.path, &org.to_string(), self.key.as_ref())
-    }
-}
 
 /// Why there was no answer from a store.
 #[derive(Debug, thiserror::Error)]
@@ -67,21 +44,23 @@ pub struct Stores {
 
 #[derive(Debug)]
 struct Inner {
-    open: Box<dyn OpenStore>,
+    open: Arc<dyn OpenStore>,
+    /// Opens the orgs' keys; none: the stores are not encrypted.
+    key: Option<MasterKey>,
     opened: Mutex<HashMap<OrgId, Arc<PackStore>>>,
     reads: Semaphore,
 }
 
 impl Stores {
-    /// Opens each org's store with `open` when it is first needed.
-    pub fn new(open: Box<dyn OpenStore>) -> Self {
+    /// Opens each org's store with `open` when it is first needed, and with `key` if they are encrypted.
+    pub fn new(open: Arc<dyn OpenStore>, key: Option<MasterKey>) -> Self {
         let reads = Semaphore::new(STORE_READS_MAX);
-        Self { inner: Arc::new(Inner { open, opened: Mutex::default(), reads }) }
+        Self { inner: Arc::new(Inner { open, key, opened: Mutex::default(), reads }) }
     }
 
     /// Stores in a directory of this host, opened with `key` if they are encrypted.
     pub fn in_directory(path: PathBuf, key: Option<MasterKey>) -> Self {
-        Self::new(Box::new(DirectoryStores { path, key }))
+        Self::new(Arc::new(DirectoryStore(path)), key)
     }
 
     /// The org's store, opened at most once; blocks.
@@ -94,7 +73,9 @@ impl Stores {
         if let Some(store) = opened.get(&org) {
             return Ok(Arc::clone(store));
         }
-        let store = Arc::new(self.inner.open.open(org)?);
+        let name = org.to_string();
+        let backend = self.inner.open.open(&name)?;
+        let store = Arc::new(PackStore::open_with(backend, &name, self.inner.key.as_ref())?);
         opened.insert(org, Arc::clone(&store));
         Ok(store)
     }

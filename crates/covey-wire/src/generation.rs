@@ -1,4 +1,4 @@
-//! The version numbers of the two links. A handshake picks the lower of both sides' newest; a side that
+//! The version numbers of the links. A handshake picks the lower of both sides' newest; a side that
 //! cannot go that low says which of the two is old.
 
 /// Newest version of the runner link that this build speaks. 2: publishes name their epoch, and may be answered with
@@ -6,6 +6,10 @@
 pub const RUNNER_LINK: u32 = 2;
 /// Oldest version of the runner link that this build speaks.
 pub const RUNNER_LINK_MIN: u32 = 1;
+/// Newest version of the store link that this build speaks.
+pub const STORE_LINK: u32 = 1;
+/// Oldest version of the store link that this build speaks.
+pub const STORE_LINK_MIN: u32 = 1;
 /// Newest version of the tool link that this build speaks. Running sandboxes have frozen daemons, so the
 /// runner adapts to them and never the other way round.
 pub const TOOL_LINK: u32 = 1;

@@ -1,4 +1,4 @@
-//! What crosses a socket: the framing, the runner link, the tool link, and the answers of the public API.
+//! What crosses a socket: the framing, the runner link, the store link, the tool link, and the answers of the public API.
 //!
 //! Reasons for a crate: **change policy** (old peers are running: fields and variants are appended, never
 //! reinterpreted or removed) and **trust** ([`frame`] is the only decoder of bytes from a sandbox).
@@ -15,4 +15,5 @@ pub mod frame;
 pub mod generation;
 pub mod runner;
 pub mod setup;
+pub mod store;
 pub mod tool;

@@ -6,7 +6,7 @@
 //! belong here: how a home is secured.
 
 mod claim;
-mod measure;
+pub(super) mod measure;
 mod peers;
 mod place;
 mod rows;

@@ -9,12 +9,14 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::Args;
+use covey_bucket::{Access, BucketStore, OpenOptions, Patience, Settings};
 use covey_runner::sandbox::probe::{Finding, probe};
 use serde_json::{Value, json};
 
 use crate::exit_code::ExitCode;
 use crate::global::Global;
 use crate::output;
+use crate::store_location::StoreLocation;
 
 /// As root: the uid and gid of the trial's home; the first that a runner gives away.
 const HOST_ID_TRIED: u32 = 200_000;
@@ -83,6 +85,7 @@ pub(crate) async fn run(global: &Global, args: &DoctorArgs) -> anyhow::Result<Ex
     checks.extend(sandbox_works(&data_dir));
     checks.push(homes_can_be_mounted(&data_dir));
     checks.push(model_key());
+    checks.extend(bucket_works().await);
     if let Some(url) = &args.model_url {
         checks.push(model_is_reachable(url).await);
     }
@@ -120,6 +123,32 @@ fn homes_can_be_mounted(data_dir: &Path) -> Check {
         Err(error) => Check::failed(name, format!("homes are copied: {}", error.missing), error.remedy),
     };
     check.optional()
+}
+
+/// Whether the bucket that `covey up` would keep homes in can be used; nothing where it would use a directory.
+async fn bucket_works() -> Option<Check> {
+    let name = "home store";
+    let setting = std::env::var("COVEY_BLOB_STORE").ok().filter(|text| !text.trim().is_empty())?;
+    let place = match StoreLocation::from_setting(setting.trim()) {
+        Ok(StoreLocation::Bucket(place)) => place,
+        Ok(StoreLocation::Directory(_)) => return None,
+        Err(error) => return Some(Check::failed(name, error.to_string(), "correct COVEY_BLOB_STORE")),
+    };
+    let tried = place.clone();
+    let open = move || -> anyhow::Result<()> {
+        let settings = Settings::from_environment(&|name| std::env::var(name).ok())?;
+        // Nothing is changed here, so whether conditional puts work is tried by `covey up`.
+        let (access, patience) = (Access::Read, Patience::default());
+        let options =
+            OpenOptions { settings: &settings, access, patience, local_dir: None, probe_again: true };
+        BucketStore::open(&tried, &options)?;
+        Ok(())
+    };
+    Some(match tokio::task::spawn_blocking(open).await {
+        Ok(Ok(())) => Check::passed(name, format!("{place} can be read with this key")),
+        Ok(Err(error)) => Check::failed(name, format!("{error:#}"), "correct what it says, then try again"),
+        Err(error) => Check::failed(name, error.to_string(), "this is a fault of covey; report it"),
+    })
 }
 
 /// What the database asks of a file system.

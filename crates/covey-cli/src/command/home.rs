@@ -1,6 +1,6 @@
 //! `covey home`: what agents keep.
 //!
-//! `secure` and `materialize` work on a store directory without a server; [`local`] does what they share with
+//! `secure` and `materialize` work on a store without a server; [`local`] does what they share with
 //! `import` and `covey run`. Whatever looks into snapshots asks a [`source`].
 
 mod change;
@@ -15,6 +15,7 @@ use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
 
 use clap::{Args, Subcommand};
+use covey_bucket::Access;
 use covey_home::{MaterializeError, MaterializeReport, Pointers, SecureReport};
 use covey_types::{ByteCount, Fault, FencingToken, RootHash};
 use covey_wire::api::history::{GenerationName, USAGE_DEPTH_MAX, USAGE_PARTS_DEFAULT, USAGE_PARTS_MAX};
@@ -29,6 +30,8 @@ use crate::exit_code::{ExitCode, Refusal};
 use crate::global::Global;
 use crate::output::{self, card, field};
 use crate::store_key::StoreKey;
+use crate::store_location::StoreLocation;
+use local::LocalStore;
 
 /// What to do with homes.
 #[derive(Debug, Subcommand)]
@@ -240,12 +243,12 @@ pub(crate) struct AtGeneration {
     generation: GenerationName,
 }
 
-/// Which home in which store directory.
+/// Which home in which store.
 #[derive(Debug, Args)]
 pub(crate) struct StorePlace {
-    /// The store's directory; `secure` makes it when it is missing.
-    #[arg(long, value_name = "DIR")]
-    store: PathBuf,
+    /// The store's directory, or s3://BUCKET/PREFIX; `secure` makes a directory that is missing.
+    #[arg(long, value_name = "STORE", value_parser = StoreLocation::parser())]
+    store: StoreLocation,
     /// The org that owns the home.
     #[arg(long)]
     org: String,
@@ -254,6 +257,13 @@ pub(crate) struct StorePlace {
     home: String,
     #[command(flatten)]
     key: StoreKey,
+}
+
+impl StorePlace {
+    fn open(&self, global: &Global, access: Access) -> anyhow::Result<LocalStore> {
+        let store = self.store.open(&global.data_dir()?, access, false)?;
+        LocalStore::open(&store, &self.org, &self.key)
+    }
 }
 
 pub(crate) async fn run(global: &Global, command: &HomeCommand) -> anyhow::Result<ExitCode> {
@@ -265,9 +275,9 @@ pub(crate) async fn run(global: &Global, command: &HomeCommand) -> anyhow::Resul
             secure(global, dir, place, *fencing_token, *scan, *cross_check)?;
         }
         HomeCommand::Mount { dir, place, generation, root, options } => {
-            let pointers = Pointers::open(&place.store, &place.org)?;
-            let root = root_to_use(&pointers, place, *generation, *root)?;
-            mounted::mount(global, dir, place, root, options)?;
+            let local = place.open(global, Access::Read)?;
+            let root = root_to_use(&local.pointers(), place, *generation, *root)?;
+            mounted::mount(global, dir, place, &local, root, options)?;
         }
         HomeCommand::Umount { dir, state, discard } => {
             mounted::umount(global, dir, state.as_deref(), *discard)?;
@@ -331,10 +341,10 @@ fn secure(
     scan: bool,
     cross_check: bool,
 ) -> anyhow::Result<()> {
-    let pointers = Pointers::open(&place.store, &place.org)?;
+    let local = place.open(global, Access::Write)?;
+    let pointers = local.pointers();
     let newest = pointers.current(&place.home)?.map_or(FencingToken(0), |current| current.token);
     let token = fencing_token.map_or(newest, FencingToken);
-    let local = local::LocalStore::open(place)?;
     let tracked = match scan {
         true => None,
         false => mounted::secure_and_publish(&local, dir, &place.home, &pointers, token, cross_check)?,
@@ -380,7 +390,7 @@ fn root_to_use(
             Ok(found.ok_or_else(|| Refusal::new(Fault::NotFound, text))?.root)
         }
         (None, None) => {
-            let text = format!("the home `{}` has no snapshot in {}", place.home, place.store.display());
+            let text = format!("the home `{}` has no snapshot in {}", place.home, place.store);
             Ok(pointers.current(&place.home)?.ok_or_else(|| Refusal::new(Fault::NotFound, text))?.root)
         }
     }
@@ -393,9 +403,8 @@ fn materialize(
     (generation, root): (Option<u64>, Option<RootHash>),
     replace: bool,
 ) -> anyhow::Result<ExitCode> {
-    let pointers = Pointers::open(&place.store, &place.org)?;
-    let root = root_to_use(&pointers, place, generation, root)?;
-    let local = local::LocalStore::open(place)?;
+    let local = place.open(global, Access::Read)?;
+    let root = root_to_use(&local.pointers(), place, generation, root)?;
     if !replace {
         local.refuse_unknown(dir, &place.home)?;
     }

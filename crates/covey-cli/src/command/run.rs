@@ -62,7 +62,7 @@ pub(crate) async fn run(global: &Global, args: &RunArgs) -> anyhow::Result<ExitC
         return Err(Refusal::new(Fault::Invalid, "the task is empty; say what to do").into());
     }
     let client = Client::new(global)?;
-    let place = ServerStore::of(&client)?;
+    let place = ServerStore::of(global, &client)?;
     let store = place.local()?;
     let agent = agent_for(&client, args, &dir).await?;
     let home = agent["covey_home_id"].as_str().context("the server sent an agent without a home")?;
@@ -160,7 +160,7 @@ async fn take(
              or give --replace-home to go on with the directory as it is",
             dir.display(),
             current["generation"],
-            place.path.display(),
+            place.location,
             place.org,
         );
         return Err(Refusal::new(Fault::Conflict, text).into());
@@ -276,7 +276,7 @@ fn write_back(
             "{} changed while the agent worked, so nothing was written back; get the result with\n  \
              covey home materialize NEW_DIR --store {} --org {} --home {home} --root {result}",
             dir.display(),
-            place.path.display(),
+            place.location,
             place.org,
         );
         return Err(Refusal::new(Fault::Conflict, text).into());

@@ -30,7 +30,7 @@ pub(crate) fn serve(global: &Global) -> anyhow::Result<ExitCode> {
         let layout = Layout::prepare(global.data_dir()?)?;
         let stop = CancellationToken::new();
         let dial = Arc::new(Socket::of(&layout));
-        let running = host::run_runner(&layout, dial, stop.clone());
+        let running = host::run_runner(&layout, layout.store_for_runner()?, dial, stop.clone());
         tokio::pin!(running);
         tokio::select! {
             ended = &mut running => return ended,

@@ -1,5 +1,6 @@
 //! `covey store`: the store as a whole. One file for each thing to do with it.
 
+mod copy;
 mod key;
 mod place;
 mod repair;
@@ -19,6 +20,8 @@ pub(crate) enum StoreCommand {
     Verify(verify::VerifyArgs),
     /// Write what is lost or damaged anew, from wherever the right bytes still are.
     Repair(repair::RepairArgs),
+    /// Copy a store to another place, a directory or a bucket; done again, it copies what has come since.
+    Copy(copy::CopyArgs),
     /// Keys of encrypted stores; no server needed.
     #[command(subcommand)]
     Key(key::KeyCommand),
@@ -28,6 +31,7 @@ pub(crate) async fn run(global: &Global, command: &StoreCommand) -> anyhow::Resu
     match command {
         StoreCommand::Verify(args) => verify::run(global, args).await,
         StoreCommand::Repair(args) => repair::run(global, args).await,
+        StoreCommand::Copy(args) => copy::run(global, args),
         StoreCommand::Key(command) => key::run(global, command),
     }
 }

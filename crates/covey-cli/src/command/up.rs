@@ -60,11 +60,13 @@ async fn serve(global: &Global, args: &UpArgs, parts: Parts) -> anyhow::Result<(
     let server = RunningServer::start(&layout, args.listen, &args.model(), args.accept_store).await?;
     let stop = CancellationToken::new();
     let mut runner = tokio::task::JoinSet::new();
+    server.listen_for_store_links(&layout)?;
     match parts {
         Parts::Server => server.listen_for_runners(&layout)?,
         Parts::ServerAndRunner => {
-            let (dial, layout, stop) = (server.in_process_dial(), layout.clone(), stop.clone());
-            runner.spawn(async move { host::run_runner(&layout, dial, stop).await });
+            let (dial, store) = (server.in_process_dial(), server.store());
+            let (layout, stop) = (layout.clone(), stop.clone());
+            runner.spawn(async move { host::run_runner(&layout, store, dial, stop).await });
         }
     }
     announce(global, &server)?;

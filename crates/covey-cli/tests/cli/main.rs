@@ -34,6 +34,8 @@ mod session;
 #[cfg(test)]
 mod store;
 #[cfg(test)]
+mod store_places;
+#[cfg(test)]
 mod token;
 #[cfg(test)]
 mod up;

@@ -145,14 +145,23 @@ impl OrgKeys {
     /// # Errors
     /// When one of the rings cannot be read or written now.
     pub fn share(from: &dyn Backend, to: &dyn Backend) -> Result<(), StoreError> {
-        let key = ring_key()?;
-        if let Some(ring) = from.get(&key)? {
-            match to.put_if(&key, &ring.bytes, &Expected::Absent)? {
-                // Somebody else's ring that came first is a ring that is there.
-                PutOutcome::Written(_) | PutOutcome::Conflict => {}
-            }
+        match Self::ring(from)? {
+            None => Ok(()),
+            Some(ring) => Self::put_ring(to, &ring),
         }
-        Ok(())
+    }
+
+    /// The ring's bytes, with its keys wrapped; none: the store is not encrypted.
+    pub(crate) fn ring(backend: &dyn Backend) -> Result<Option<Vec<u8>>, StoreError> {
+        Ok(backend.get(&ring_key()?)?.map(|ring| ring.bytes))
+    }
+
+    /// Puts a ring where there is none.
+    pub(crate) fn put_ring(backend: &dyn Backend, ring: &[u8]) -> Result<(), StoreError> {
+        match backend.put_if(&ring_key()?, ring, &Expected::Absent)? {
+            // Somebody else's ring that came first is a ring that is there.
+            PutOutcome::Written(_) | PutOutcome::Conflict => Ok(()),
+        }
     }
 
     /// New keys for an org.

@@ -170,12 +170,7 @@ impl PackStore {
             Ok(key) => key,
             Err(error) => return Indexed::Unread(error.to_string()),
         };
-        let mut read = PackIndex::read(&self.files, &key);
-        if self.backend.is_remote() && matches!(read, Err(ReadPackError::Damaged(_))) {
-            // It may have been damaged on its way only.
-            read = PackIndex::read(&self.files, &key);
-        }
-        match read {
+        match self.index_of(&key) {
             Ok(index) => Indexed::Read(index, None),
             Err(ReadPackError::Backend(error)) => failed(error),
             Err(ReadPackError::Damaged(detail)) => {

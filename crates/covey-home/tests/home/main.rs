@@ -6,6 +6,7 @@
 mod archive;
 mod collect;
 mod concurrency;
+mod copy;
 mod damage;
 mod deep;
 mod encrypted;

@@ -17,13 +17,13 @@ const STEP_LIMIT: Duration = Duration::from_secs(40 * 60);
 
 /// What a step cost.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(super) struct Cost {
+pub(in crate::bench) struct Cost {
     /// Elapsed seconds.
-    pub(super) wall_s: f64,
+    pub(in crate::bench) wall_s: f64,
     /// User and system seconds of the process and those that it waited for.
-    pub(super) cpu_s: f64,
+    pub(in crate::bench) cpu_s: f64,
     /// Largest resident size of one of them, in MiB.
-    pub(super) peak_mib: f64,
+    pub(in crate::bench) peak_mib: f64,
 }
 
 impl Cost {
@@ -50,7 +50,7 @@ impl Cost {
 }
 
 /// Runs a command to its end and returns what it cost and what it wrote to stdout.
-pub(super) fn run(command: &mut Command) -> anyhow::Result<(Cost, String)> {
+pub(in crate::bench) fn run(command: &mut Command) -> anyhow::Result<(Cost, String)> {
     let shown = format!("{command:?}");
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let start = Instant::now();

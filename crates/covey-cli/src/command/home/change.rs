@@ -129,7 +129,7 @@ pub(super) async fn export(
 
 pub(super) async fn import(global: &Global, source: &Source, from: &Path, force: bool) -> anyhow::Result<()> {
     let imported = match source {
-        Source::Server(server) if from.is_dir() => import_dir(server, from).await?,
+        Source::Server(server) if from.is_dir() => import_dir(global, server, from).await?,
         Source::Server(server) => import_archive(server, from, force).await?,
         Source::Store(_) if from.is_dir() => {
             let text =
@@ -153,9 +153,9 @@ pub(super) async fn import(global: &Global, source: &Source, from: &Path, force:
     Ok(())
 }
 
-async fn import_dir(server: &Server, dir: &Path) -> anyhow::Result<Value> {
+async fn import_dir(global: &Global, server: &Server, dir: &Path) -> anyhow::Result<Value> {
     let current = server.client.get(&id_path("covey/homes", &server.id)?).await?;
-    let store = local::ServerStore::of(&server.client)?;
+    let store = local::ServerStore::of(global, &server.client)?;
     let report = local::secured(&store.local()?, dir, &server.id, None)?;
     let mut imported = local::import(&server.client, &current, &report).await?;
     imported["files"] = report.files.into();

@@ -1,4 +1,4 @@
-//! Homes and a store directory of this machine: secure, materialize, and making a state an agent's own.
+//! Homes of this machine and a store: secure, materialize, and making a state an agent's own.
 //!
 //! Excludes are those of the server whose homes these are; without a server they come from `COVEY_HOME_EXCLUDES`. Stat caches stand in the store's directory, one
 //! per home and directory, so that a second secure reads nothing that has not changed.
@@ -6,9 +6,12 @@
 use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use anyhow::Context as _;
+use covey_bucket::Access;
+use covey_home::backend::OpenStore as _;
 use covey_home::{
     BlockStore, Excludes, MasterKey, MaterializeReport, MaterializeRequest, PackStore, Pointers,
     SecureReport, SecureRequest,
@@ -16,19 +19,21 @@ use covey_home::{
 use covey_types::{BlockHash, Fault, FencingToken, RootHash};
 use serde_json::{Value, json};
 
-use super::StorePlace;
 use crate::client::{Client, id_path};
 use crate::exit_code::Refusal;
+use crate::global::Global;
 use crate::output::one_line;
 use crate::progress::Progress;
 use crate::store_key::{self, StoreKey};
+use crate::store_location::{OpenedStore, StoreLocation};
 
 const EXCLUDES_SETTING: &str = "COVEY_HOME_EXCLUDES";
 
-/// A store directory, opened for one org.
+/// A store, opened for one org.
 #[derive(Debug)]
 pub(crate) struct LocalStore {
-    path: PathBuf,
+    /// Of this host, for what can be made anew.
+    local_dir: PathBuf,
     org: String,
     store: PackStore,
     excludes: Excludes,
@@ -36,32 +41,27 @@ pub(crate) struct LocalStore {
 
 impl LocalStore {
     /// With the excludes of this command's environment: for stores without a server.
-    pub(crate) fn open(place: &StorePlace) -> anyhow::Result<Self> {
-        Self::open_at(&place.store, &place.org, &place.key)
-    }
-
-    /// The same, named otherwise than by the options of `secure`.
-    pub(crate) fn open_at(path: &Path, org: &str, key: &StoreKey) -> anyhow::Result<Self> {
+    pub(crate) fn open(store: &OpenedStore, org: &str, key: &StoreKey) -> anyhow::Result<Self> {
         let setting = match std::env::var(EXCLUDES_SETTING) {
             Ok(text) => Some(text),
             Err(std::env::VarError::NotPresent) => None,
             Err(error) => return Err(error).context(EXCLUDES_SETTING),
         };
-        Self::open_with(path, org, setting.as_deref(), key.read()?.as_ref())
+        Self::open_with(store, org, setting.as_deref(), key.read()?.as_ref())
     }
 
     fn open_with(
-        path: &Path,
+        opened: &OpenedStore,
         org: &str,
         excludes: Option<&str>,
         key: Option<&MasterKey>,
     ) -> anyhow::Result<Self> {
-        let store = PackStore::open_directory_with(path, org, key)?;
+        let store = PackStore::open_with(opened.open(org)?, org, key)?;
         for problem in store.problems() {
             eprintln!("warning: {}", one_line(&problem));
         }
         let excludes = Excludes::from_setting(excludes);
-        Ok(Self { path: path.to_owned(), org: org.to_owned(), store, excludes })
+        Ok(Self { local_dir: opened.local_dir()?.to_owned(), org: org.to_owned(), store, excludes })
     }
 
     /// Secures `dir` and makes it the home's current snapshot in this store.
@@ -116,6 +116,16 @@ impl LocalStore {
     /// Whether what is stored is encrypted, so that nothing plain may lie beside it.
     pub(crate) fn is_encrypted(&self) -> bool {
         self.store.newest_key().is_some()
+    }
+
+    /// The org's homes.
+    pub(crate) fn pointers(&self) -> Pointers {
+        Pointers::on(Arc::clone(self.store.backend()))
+    }
+
+    /// A directory of this host for what belongs to the store and can be made anew.
+    pub(crate) fn local_dir(&self) -> &Path {
+        &self.local_dir
     }
 
     /// The org's blocks.
@@ -206,13 +216,13 @@ impl LocalStore {
     /// names of files, so beside an encrypted store there is none: it lies in the user's cache directory then.
     fn stat_cache(&self, dir: &Path, home: &str) -> anyhow::Result<PathBuf> {
         let absolute = std::path::absolute(dir)?;
-        let inside = self.path.canonicalize().is_ok_and(|store| store.starts_with(&absolute));
+        let inside = self.local_dir.canonicalize().is_ok_and(|store| store.starts_with(&absolute));
         if inside {
-            let text = format!("the store {} lies inside {}", self.path.display(), dir.display());
+            let text = format!("the store {} lies inside {}", self.local_dir.display(), dir.display());
             return Err(Refusal::new(Fault::Invalid, text).into());
         }
         covey_home::name::check_name(home)?;
-        let caches = if self.is_encrypted() { user_caches(&self.path)? } else { self.path.clone() };
+        let caches = if self.is_encrypted() { user_caches(&self.local_dir)? } else { self.local_dir.clone() };
         let place = caches.join("stat-caches").join(&self.org).join(home);
         std::fs::create_dir_all(&place).with_context(|| format!("{} cannot be made", place.display()))?;
         let name = BlockHash::of(absolute.as_os_str().as_bytes()).to_string();
@@ -257,18 +267,32 @@ pub(crate) fn owner_to_keep(dir: &Path) -> Option<(u32, u32)> {
 /// The home store of a server on this machine.
 #[derive(Debug)]
 pub(crate) struct ServerStore {
-    pub(crate) path: PathBuf,
+    pub(crate) location: StoreLocation,
     pub(crate) org: String,
+    opened: OpenedStore,
     excludes: Option<String>,
 }
 
 impl ServerStore {
-    /// Where the client's server keeps homes, if that is on this machine.
-    pub(crate) fn of(client: &Client) -> anyhow::Result<Self> {
+    /// Where the client's server keeps homes, if that can be reached from this machine.
+    pub(crate) fn of(global: &Global, client: &Client) -> anyhow::Result<Self> {
         let server = client.server();
+        let is_here = |location: &StoreLocation| match location {
+            StoreLocation::Directory(path) => path.is_dir(),
+            StoreLocation::Bucket(_) => true,
+        };
         match (&server.store, &server.org) {
-            (Some(path), Some(org)) if path.is_dir() => {
-                Ok(Self { path: path.clone(), org: org.clone(), excludes: server.excludes.clone() })
+            (Some(location), Some(org)) if is_here(location) => {
+                let data_dir = global.data_dir()?;
+                let socket = crate::host::store_socket(&data_dir);
+                let opened = match location {
+                    StoreLocation::Bucket(_) if socket.exists() => {
+                        OpenedStore::through_server(socket, &data_dir)?
+                    }
+                    _ => location.open(&data_dir, Access::Write, false)?,
+                };
+                let (location, org) = (location.clone(), org.clone());
+                Ok(Self { location, org, opened, excludes: server.excludes.clone() })
             }
             _ => {
                 let text = "the server's home store is not on this machine: run this where `covey up` runs, \
@@ -278,9 +302,15 @@ impl ServerStore {
         }
     }
 
+    /// Its blocks, for what looks at the store and at no home.
+    pub(crate) fn pack_store(&self) -> anyhow::Result<PackStore> {
+        let key = store_key::from_setting()?;
+        Ok(PackStore::open_with(self.opened.open(&self.org)?, &self.org, key.as_ref())?)
+    }
+
     pub(crate) fn local(&self) -> anyhow::Result<LocalStore> {
         LocalStore::open_with(
-            &self.path,
+            &self.opened,
             &self.org,
             self.excludes.as_deref(),
             store_key::from_setting()?.as_ref(),

@@ -41,21 +41,22 @@ pub(super) fn mount(
     global: &Global,
     dir: &Path,
     place: &StorePlace,
+    local: &LocalStore,
     root: RootHash,
     options: &MountOptions,
 ) -> anyhow::Result<()> {
-    let local = LocalStore::open(place)?;
     if local.is_encrypted() && (options.cache.is_none() || options.state.is_none()) {
         let text = "the store is encrypted, and a mounted home lies plain: say --cache DIR and --state DIR outside of it";
         return Err(Refusal::new(Fault::Invalid, text).into());
     }
     covey_home::name::check_name(&place.home)?;
-    let cache_dir = options.cache.clone().unwrap_or_else(|| place.store.join("mount-cache").join(&place.org));
+    let cache_dir =
+        options.cache.clone().unwrap_or_else(|| local.local_dir().join("mount-cache").join(&place.org));
     let state = match &options.state {
         Some(state) => state.clone(),
         None => {
             let name = BlockHash::of(std::path::absolute(dir)?.as_os_str().as_bytes()).to_string();
-            place.store.join("mounts").join(&place.org).join(&place.home).join(&name[..32])
+            local.local_dir().join("mounts").join(&place.org).join(&place.home).join(&name[..32])
         }
     };
     for parent in state.parent().into_iter().chain(cache_dir.parent()) {

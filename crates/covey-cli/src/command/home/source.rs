@@ -1,11 +1,11 @@
 //! Where snapshots come from: a server, or a store directory without one. Both answer alike.
 
 use std::io::{Read, Write};
-use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::Context as _;
 use clap::Args;
+use covey_bucket::Access;
 use covey_home::archive::{self, ArchiveReport};
 use covey_home::object::read_root;
 use covey_home::usage::shares;
@@ -23,6 +23,7 @@ use crate::exit_code::Refusal;
 use crate::global::Global;
 use crate::progress::Progress;
 use crate::store_key::StoreKey;
+use crate::store_location::StoreLocation;
 
 /// For answers that read every directory of every home.
 const LONG_LIMIT: Duration = Duration::from_secs(3600);
@@ -34,9 +35,9 @@ const LIMIT: Duration = Duration::from_secs(300);
 pub(crate) struct Place {
     /// The home: its id, or its agent's id or name; with --store, its name in the store.
     pub(super) home: String,
-    /// Look into this store directory instead of asking a server.
-    #[arg(long, value_name = "DIR", requires = "org")]
-    store: Option<PathBuf>,
+    /// Look into this store, a directory or s3://BUCKET/PREFIX, instead of asking a server.
+    #[arg(long, value_name = "STORE", requires = "org", value_parser = StoreLocation::parser())]
+    store: Option<StoreLocation>,
     /// The org that owns the home in the store.
     #[arg(long, requires = "store")]
     org: Option<String>,
@@ -95,12 +96,14 @@ pub(super) struct Store {
 
 impl Source {
     pub(super) async fn open(global: &Global, place: &Place) -> anyhow::Result<Self> {
-        if let (Some(path), Some(org)) = (&place.store, &place.org) {
-            if !path.is_dir() {
-                let text = format!("there is no store at {}", path.display());
+        if let (Some(location), Some(org)) = (&place.store, &place.org) {
+            if matches!(location, StoreLocation::Directory(path) if !path.is_dir()) {
+                let text = format!("there is no store at {location}");
                 return Err(Refusal::new(Fault::NotFound, text).into());
             }
-            let (pointers, local) = (Pointers::open(path, org)?, LocalStore::open_at(path, org, &place.key)?);
+            let opened = location.open(&global.data_dir()?, Access::Write, false)?;
+            let local = LocalStore::open(&opened, org, &place.key)?;
+            let pointers = local.pointers();
             covey_home::name::check_name(&place.home)?;
             return Ok(Self::Store(Store { local, pointers, home: place.home.clone() }));
         }

@@ -64,9 +64,9 @@ impl StoreArgs {
     pub(crate) async fn open(&self, global: &Global) -> anyhow::Result<Vec<OrgStore>> {
         let Some(dir) = &self.store else {
             let client = Client::new(global)?;
-            let server = ServerStore::of(&client)?;
+            let server = ServerStore::of(global, &client)?;
             let roots = Kept::Server(roots_of_server(&client).await?);
-            let store = store_key::open(&server.path, &server.org)?;
+            let store = server.pack_store()?;
             return Ok(vec![OrgStore { org: server.org, store, roots }]);
         };
         let orgs = match &self.org {

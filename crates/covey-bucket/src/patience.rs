@@ -1,0 +1,163 @@
+//! How long, how often and at which intervals a request is tried again.
+//!
+//! What stays true: every wait has an end; waits grow and are spread at random, so that many clients of a server that
+//! comes back do not come back together; who gives up says how often it was tried, for how long, and what the last
+//! answer was. What does not belong here: which failures may pass.
+
+use std::future::Future;
+use std::hash::{BuildHasher as _, RandomState};
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use crate::failure::{Failure, FailureKind};
+
+/// Limits of one operation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Patience {
+    /// A try without an answer for so long has failed; what is transferred has [`Patience::bytes_per_second_min`] on
+    /// top.
+    pub answer: Duration,
+    /// The slowest transfer that is waited for.
+    pub bytes_per_second_min: u64,
+    /// After so long no further try begins.
+    pub deadline: Duration,
+    /// Tries at most.
+    pub tries_max: u32,
+    /// The same while a bucket is opened, when somebody waits to be told that a setting is wrong.
+    pub tries_to_open_max: u32,
+    /// Wait before the second try; doubled for each further one, and then shortened by chance to half at most.
+    pub wait_first: Duration,
+    /// Longest wait between two tries.
+    pub wait_max: Duration,
+}
+
+impl Default for Patience {
+    fn default() -> Self {
+        Self {
+            answer: Duration::from_secs(30),
+            bytes_per_second_min: 256 * 1024,
+            deadline: Duration::from_secs(180),
+            tries_max: 10,
+            tries_to_open_max: 4,
+            wait_first: Duration::from_millis(100),
+            wait_max: Duration::from_secs(20),
+        }
+    }
+}
+
+impl Patience {
+    /// For opening a bucket.
+    pub(crate) fn to_open(self) -> Self {
+        Self { tries_max: self.tries_to_open_max, ..self }
+    }
+
+    /// Does `attempt` until it succeeds, fails for good, or patience ends; it is given the number of the try, from 1.
+    /// `bytes` are transferred by one try.
+    pub(crate) async fn persist<T, F>(
+        &self,
+        bytes: usize,
+        attempt: impl FnMut(u32) -> F,
+    ) -> Result<T, Failure>
+    where
+        F: Future<Output = Result<T, Failure>>,
+    {
+        self.persist_until(bytes, |failure| !failure.may_pass(), attempt).await
+    }
+
+    /// The same, but `is_enough` says after which failure it is not tried again.
+    pub(crate) async fn persist_until<T, F>(
+        &self,
+        bytes: usize,
+        is_enough: impl Fn(&Failure) -> bool,
+        mut attempt: impl FnMut(u32) -> F,
+    ) -> Result<T, Failure>
+    where
+        F: Future<Output = Result<T, Failure>>,
+    {
+        let begun = Instant::now();
+        let mut number = 1;
+        loop {
+            let failure = match tokio::time::timeout(self.answer_limit(bytes), attempt(number)).await {
+                Ok(Ok(done)) => return Ok(done),
+                Ok(Err(failure)) => failure,
+                Err(_) => Failure::new(
+                    FailureKind::Lost,
+                    format!("no answer within {} s", self.answer_limit(bytes).as_secs_f32()),
+                ),
+            };
+            let wait = self.wait(number);
+            if is_enough(&failure) {
+                return Err(failure);
+            }
+            if number >= self.tries_max || begun.elapsed() + wait >= self.deadline {
+                return Err(failure.after(number, begun.elapsed()));
+            }
+            tracing::debug!(try_number = number, failure = %failure, "trying again");
+            tokio::time::sleep(wait).await;
+            number += 1;
+        }
+    }
+
+    fn answer_limit(&self, bytes: usize) -> Duration {
+        self.answer + Duration::from_secs_f64(bytes as f64 / self.bytes_per_second_min.max(1) as f64)
+    }
+
+    fn wait(&self, tried: u32) -> Duration {
+        let full = self.wait_first.saturating_mul(1 << (tried - 1).min(16)).min(self.wait_max);
+        // Half of it is sure, half is chance.
+        let chance = RandomState::new().hash_one(tried) % 1024;
+        full / 2 + full.mul_f64(chance as f64 / 2048.0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicU32, Ordering};
+
+    use super::*;
+
+    /// Waits that are over at once.
+    fn quick() -> Patience {
+        let wait = Duration::from_micros(1);
+        Patience { wait_first: wait, wait_max: wait, ..Patience::default() }
+    }
+
+    fn blocking<T>(future: impl Future<Output = T>) -> T {
+        tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap().block_on(future)
+    }
+
+    fn failing(kind: FailureKind) -> (Failure, u32) {
+        let tries = AtomicU32::new(0);
+        let failed = blocking(quick().persist(0, |_| {
+            tries.fetch_add(1, Ordering::SeqCst);
+            async move { Err::<(), _>(Failure::new(kind, "broken")) }
+        }));
+        (failed.unwrap_err(), tries.into_inner())
+    }
+
+    #[test]
+    fn what_may_pass_is_tried_until_patience_ends_and_the_rest_once() {
+        let (failure, tries) = failing(FailureKind::Busy);
+        assert_eq!(tries, Patience::default().tries_max);
+        assert!(failure.to_string().contains("tried 10 times"), "{failure}");
+        assert_eq!(failing(FailureKind::Refused).1, 1);
+    }
+
+    #[test]
+    fn waits_grow_have_a_limit_and_are_never_nothing() {
+        let patience = Patience::default();
+        for tried in 1..40 {
+            let wait = patience.wait(tried);
+            assert!(wait >= patience.wait_first / 2 && wait <= patience.wait_max, "{tried}: {wait:?}");
+        }
+        assert!(patience.wait(8) > patience.wait_first * 10);
+    }
+
+    #[test]
+    fn a_try_that_hangs_ends() {
+        let patience = Patience { answer: Duration::from_millis(1), tries_max: 2, ..quick() };
+        let failed = blocking(patience.persist(0, |_| std::future::pending::<Result<(), Failure>>()));
+        assert!(failed.unwrap_err().to_string().contains("no answer within 0.001 s"));
+    }
+}

@@ -1,0 +1,89 @@
+//! The same suite while every second or third request meets a fault: nothing is lost, nothing wrong is read, and
+//! whatever cannot be repaired is reported.
+
+use super::contract::broken;
+use super::proxy::{Fault, Proxy, Schedule};
+use super::servers;
+
+/// Every promise that is broken on any server under one fault.
+fn broken_under(fault: Fault, every: u64) -> Vec<String> {
+    let mut found = Vec::new();
+    for server in servers::all() {
+        let proxy = Proxy::before(server.address);
+        proxy.break_things(Schedule::Every(every, fault), |_| true);
+        let under = broken(|| server.fresh(&proxy.url()));
+        found.extend(under.into_iter().map(|line| format!("{}: {line}", server.name)));
+        assert!(proxy.faults() > 10, "{}: only {} faults", server.name, proxy.faults());
+    }
+    found
+}
+
+fn holds_under(fault: Fault) {
+    for every in [2, 3] {
+        assert_eq!(broken_under(fault, every), Vec::<String>::new(), "each {every}. request: {fault:?}");
+    }
+}
+
+#[test]
+fn a_server_that_fails() {
+    holds_under(Fault::Error500);
+}
+
+#[test]
+fn a_server_that_asks_to_slow_down() {
+    holds_under(Fault::SlowDown);
+}
+
+#[test]
+fn a_server_that_fails_after_it_has_done_it() {
+    holds_under(Fault::Error500AfterAll);
+}
+
+#[test]
+fn a_server_that_never_answers() {
+    // Each of them costs the whole time that an answer may take.
+    assert_eq!(broken_under(Fault::Hang, 5), Vec::<String>::new());
+}
+
+#[test]
+fn an_answer_that_breaks_off() {
+    holds_under(Fault::TruncatedAnswer);
+}
+
+#[test]
+fn a_flipped_bit_in_what_is_read() {
+    holds_under(Fault::FlippedAnswer);
+}
+
+#[test]
+fn a_flipped_bit_in_what_is_written() {
+    holds_under(Fault::FlippedUpload);
+}
+
+#[test]
+fn what_is_there_is_said_not_to_be() {
+    holds_under(Fault::NotFound);
+}
+
+#[test]
+fn a_connection_that_is_reset_in_the_middle() {
+    holds_under(Fault::Reset);
+}
+
+#[test]
+fn an_answer_that_is_lost() {
+    holds_under(Fault::LostAnswer);
+}
+
+#[test]
+fn any_fault_at_random() {
+    for seed in 0..6 {
+        for server in servers::all() {
+            let proxy = Proxy::before(server.address);
+            proxy.break_things(Schedule::Random(seed), |_| true);
+            let under = broken(|| server.fresh(&proxy.url()));
+            assert_eq!(under, Vec::<String>::new(), "{}, seed {seed}", server.name);
+            assert!(proxy.faults() > 20, "{}, seed {seed}", server.name);
+        }
+    }
+}
