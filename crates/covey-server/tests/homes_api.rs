@@ -122,6 +122,18 @@ impl World {
     }
 }
 
+/// Bytes that do not compress.
+fn noise(seed: u64, len: usize) -> Vec<u8> {
+    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    let mut next = || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        state as u8
+    };
+    (0..len).map(|_| next()).collect()
+}
+
 fn write(dir: &Path, path: &str, text: impl AsRef<[u8]>) {
     let path = dir.join(path);
     fs::create_dir_all(path.parent().unwrap()).unwrap();
@@ -216,21 +228,24 @@ async fn a_file_is_read_whole_and_in_parts_and_what_is_no_file_says_what_it_is()
 #[tokio::test]
 async fn a_block_that_is_gone_breaks_the_answer_off_and_never_shortens_it() {
     let world = World::start().await;
-    let bytes: Vec<u8> = (0..20_u32 << 20).map(|n| (n.wrapping_mul(2_654_435_761) >> 13) as u8).collect();
+    let bytes = noise(1, 20 << 20);
     write(&world.dir(), "large", &bytes);
     world.publish().await;
     let whole = world.request(Method::GET, &world.of_home("file?path=large")).send().await.unwrap();
     assert!(whole.bytes().await.unwrap() == bytes);
     // The packs' ends hold the index; the middle holds the file.
     let packs = world.dir.path().join("store/orgs").join(world.org.to_string()).join("packs");
+    let mut damaged = 0;
     for pack in fs::read_dir(packs).unwrap().map(Result::unwrap) {
         let mut stored = fs::read(pack.path()).unwrap();
         if stored.len() > 8 << 20 {
             let middle = stored.len() / 2;
             stored[middle..middle + 64].fill(0);
             fs::write(pack.path(), stored).unwrap();
+            damaged += 1;
         }
     }
+    assert_eq!(damaged, 1);
     let broken = world.request(Method::GET, &world.of_home("file?path=large")).send().await.unwrap();
     assert_eq!(broken.status(), StatusCode::OK);
     assert!(broken.bytes().await.is_err(), "the answer must not look whole");

@@ -10,7 +10,6 @@ mod mounted;
 mod rules;
 mod source;
 
-use std::ffi::OsString;
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
 
@@ -116,8 +115,8 @@ pub(crate) enum HomeCommand {
         #[command(flatten)]
         place: Place,
         /// From the home's root [default: the home itself].
-        #[arg(default_value = "", hide_default_value = true)]
-        path: OsString,
+        #[arg(default_value = "/", hide_default_value = true)]
+        path: PathBuf,
         /// What is in the directories below as well.
         #[arg(long, short = 'R')]
         recursive: bool,
@@ -147,8 +146,8 @@ pub(crate) enum HomeCommand {
         #[arg(long, value_name = "ID", conflicts_with_all = ["from", "to"])]
         session: Option<String>,
         /// At and below this path only.
-        #[arg(long, default_value = "", hide_default_value = true)]
-        path: OsString,
+        #[arg(long, default_value = "/", hide_default_value = true)]
+        path: PathBuf,
         /// Texts line by line as well.
         #[arg(long, short = 't')]
         text: bool,
@@ -161,8 +160,8 @@ pub(crate) enum HomeCommand {
         #[arg(allow_hyphen_values = true)]
         generation: GenerationName,
         /// From the home's root [default: the home itself].
-        #[arg(default_value = "", hide_default_value = true)]
-        path: OsString,
+        #[arg(default_value = "/", hide_default_value = true)]
+        path: PathBuf,
         /// Also when the agent's last step is not secured: what it changed then stays only on the runner's host.
         #[arg(long)]
         force: bool,
@@ -208,8 +207,8 @@ pub(crate) enum HomeCommand {
         #[command(flatten)]
         place: Place,
         /// Count at and below this directory [default: the home itself].
-        #[arg(default_value = "", hide_default_value = true)]
-        path: OsString,
+        #[arg(default_value = "/", hide_default_value = true)]
+        path: PathBuf,
         /// Tell of directories so far down.
         #[arg(long, default_value_t = 1)]
         depth: usize,
@@ -288,7 +287,7 @@ pub(crate) async fn run(global: &Global, command: &HomeCommand) -> anyhow::Resul
         HomeCommand::Log { place } => history::log(global, &Source::open(global, place).await?).await?,
         HomeCommand::Ls { place, path, recursive, at } => {
             let source = Source::open(global, place).await?;
-            history::ls(global, &source, at.generation, Path::new(path), *recursive).await?;
+            history::ls(global, &source, at.generation, path, *recursive).await?;
         }
         HomeCommand::Cat { place, path, at } => {
             history::cat(&Source::open(global, place).await?, at.generation, path).await?;
@@ -303,7 +302,7 @@ pub(crate) async fn run(global: &Global, command: &HomeCommand) -> anyhow::Resul
                 global,
                 &Source::open(global, place).await?,
                 *generation,
-                Path::new(path),
+                path,
                 *force,
             )
             .await?;

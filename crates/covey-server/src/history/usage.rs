@@ -35,7 +35,7 @@ pub fn usage(store: &dyn BlockStore, at: &At, request: &UsageRequest<'_>) -> Res
     };
     Ok(Usage {
         snapshot: at.name(),
-        path: PathText::of(request.path).text,
+        path: PathText::of(&covey_home::view::components(request.path)?.join(&b'/')).text,
         entries: found.entries,
         files: found.files,
         directories: found.directories,

@@ -45,8 +45,8 @@ pub(super) async fn restore(
         Source::Store(store) => store.restore(generation, bytes)?,
     };
     output::value(global.json, &restored, |restored| {
-        let what =
-            if bytes.is_empty() { "the home".to_owned() } else { one_line(&path.display().to_string()) };
+        let is_whole = bytes.iter().all(|byte| *byte == b'/');
+        let what = if is_whole { "the home".to_owned() } else { one_line(&path.display().to_string()) };
         format!("{what} is as it was at {generation}; this is generation {}", field(restored, "/generation"))
     })?;
     Ok(())
