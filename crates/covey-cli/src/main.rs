@@ -6,6 +6,7 @@ mod client;
 mod command;
 mod exit_code;
 mod global;
+mod heap;
 mod host;
 mod output;
 mod progress;
@@ -20,6 +21,7 @@ use clap::Parser as _;
 use crate::exit_code::ExitCode;
 
 fn main() -> std::process::ExitCode {
+    heap::set_up();
     let cli = command::Cli::parse();
     // Once, before anything can open a connection; a second provider in one process is a bug of ours.
     if rustls::crypto::ring::default_provider().install_default().is_err() {

@@ -11,6 +11,7 @@ mod catalogue;
 mod check;
 mod contents;
 mod files;
+mod frames;
 mod mask;
 mod pack;
 mod presses;
@@ -22,7 +23,7 @@ mod upload;
 use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 use covey_types::BlockHash;
 
@@ -38,10 +39,8 @@ use crate::identity::StoreIdentity;
 use crate::keys::{KeyringReport, MasterKey, OrgKeys};
 use catalogue::{Catalogue, Location};
 use files::{PackFiles, ReadPackError};
+use frames::{Found, Frames};
 use pack::PackIndex;
-
-/// Plain bytes of frames with several small blocks that are kept, because neighbours are read next.
-const CACHED_FRAMES_BYTES_MAX: usize = 16 * 1024 * 1024;
 
 const PACKS_DIR: &str = "packs";
 /// So often bytes from far away are read before they count as damaged: a bit that flipped on the way is no damage of
@@ -62,19 +61,12 @@ pub struct PackStore {
     hasher: BlockHasher,
     packs_dir: Key,
     catalogue: RwLock<Catalogue>,
-    frames: Mutex<Vec<FrameCached>>,
+    frames: Frames,
     refresh: Mutex<refresh::Unread>,
     /// The newest collection that this store knows of.
     epoch: AtomicU64,
     /// Which store this was when it was opened; none: its file is damaged.
     identity: Option<StoreIdentity>,
-}
-
-#[derive(Debug)]
-struct FrameCached {
-    pack: u32,
-    offset: u64,
-    plain: Arc<Vec<u8>>,
 }
 
 /// Why one copy of a block could not be had.
@@ -83,6 +75,10 @@ enum CopyError {
     Backend(BackendError),
     /// Its bytes are not the block's.
     Damaged(String),
+}
+
+fn wrong_hash() -> CopyError {
+    CopyError::Damaged("the hash differs".to_owned())
 }
 
 impl PackStore {
@@ -161,7 +157,7 @@ impl PackStore {
             catalogue: RwLock::new(Catalogue::open(backend.cache_dir(), files.keys())),
             hasher: files.hasher(),
             files,
-            frames: Mutex::default(),
+            frames: Frames::default(),
             refresh: Mutex::default(),
             epoch: AtomicU64::new(0),
             backend,
@@ -270,10 +266,6 @@ impl PackStore {
         self.catalogue.write().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn frames(&self) -> MutexGuard<'_, Vec<FrameCached>> {
-        self.frames.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn key_of(&self, name: &PackName) -> Result<Key, StoreError> {
         Ok(Key::new(&[self.packs_dir.as_str(), &format!("{name}{PACK_SUFFIX}")])?)
     }
@@ -295,48 +287,39 @@ impl PackStore {
         }
     }
 
-    fn cached_frame(&self, place: &Location) -> Option<Arc<Vec<u8>>> {
-        let mut frames = self.frames();
-        let at = frames.iter().position(|f| f.pack == place.pack && f.offset == place.frame.offset)?;
-        let found = frames.remove(at);
-        let plain = Arc::clone(&found.plain);
-        frames.push(found);
-        Some(plain)
-    }
-
-    fn cache_frame(&self, place: &Location, plain: Arc<Vec<u8>>) {
-        let mut frames = self.frames();
-        let mut bytes = plain.len() + frames.iter().map(|frame| frame.plain.len()).sum::<usize>();
-        while bytes > CACHED_FRAMES_BYTES_MAX && !frames.is_empty() {
-            bytes -= frames.remove(0).plain.len();
-        }
-        frames.push(FrameCached { pack: place.pack, offset: place.frame.offset, plain });
-    }
-
     fn read_copy(&self, place: &Location, hash: &BlockHash) -> Result<Vec<u8>, CopyError> {
         let range = place.offset as usize..place.offset as usize + place.len as usize;
         let right =
             |plain: &[u8]| plain.get(range.clone()).is_some_and(|bytes| self.hasher.hash(bytes) == *hash);
-        if let Some(plain) = self.cached_frame(place)
-            && right(&plain)
-        {
-            return Ok(plain[range].to_vec());
+        if place.frame.plain_len == place.len {
+            let plain = self.read_frame(place)?;
+            return if right(&plain) { Ok(plain) } else { Err(wrong_hash()) };
         }
+        let unfolding = match self.frames.find(place.pack, place.frame.offset) {
+            Found::Kept(plain) if right(&plain) => return Ok(plain[range].to_vec()),
+            // It is read again: what is kept may have been damaged on its way.
+            Found::Kept(_) => None,
+            Found::Unfold(unfolding) => Some(unfolding),
+        };
+        let plain = self.read_frame(place)?;
+        if !right(&plain) {
+            return Err(wrong_hash());
+        }
+        let plain = Arc::new(plain);
+        let bytes = plain[range].to_vec();
+        if let Some(unfolding) = unfolding {
+            unfolding.keep(plain);
+        }
+        Ok(bytes)
+    }
+
+    fn read_frame(&self, place: &Location) -> Result<Vec<u8>, CopyError> {
         let name = self.catalogue().name(place.pack);
         let key = self.key_of(&name).map_err(|error| CopyError::Damaged(error.to_string()))?;
-        let plain = pack::read_frame(&self.files, &key, &place.frame).map_err(|error| match error {
+        pack::read_frame(&self.files, &key, &place.frame).map_err(|error| match error {
             ReadPackError::Backend(error) => CopyError::Backend(error),
             ReadPackError::Damaged(detail) => CopyError::Damaged(format!("pack {name}: {detail}")),
-        })?;
-        if !right(&plain) {
-            return Err(CopyError::Damaged("the hash differs".to_owned()));
-        }
-        if plain.len() == place.len as usize {
-            return Ok(plain);
-        }
-        let bytes = plain[range].to_vec();
-        self.cache_frame(place, Arc::new(plain));
-        Ok(bytes)
+        })
     }
 
     /// Reads the first good copy among `places`; else the failure that says least, because what cannot be read now

@@ -298,14 +298,7 @@ pub(crate) async fn run(global: &Global, command: &HomeCommand) -> anyhow::Resul
             history::diff(global, &Source::open(global, place).await?, &compare).await?;
         }
         HomeCommand::Restore { place, generation, path, force } => {
-            change::restore(
-                global,
-                &Source::open(global, place).await?,
-                *generation,
-                path,
-                *force,
-            )
-            .await?;
+            change::restore(global, &Source::open(global, place).await?, *generation, path, *force).await?;
         }
         HomeCommand::Fork { place, name, to, at, force } => {
             let target = ForkTarget { name: name.as_deref(), to: to.as_deref(), force: *force };

@@ -136,11 +136,19 @@ fn what_was_flipped_cut_or_swapped_is_damage_and_heals() {
     let good = packs(dir);
     assert_eq!(good.len(), 2);
     let check = |what: &str| {
-        let found = verify(&open(dir, "org", &master).unwrap(), &root);
-        // The root object may be what was lost.
-        let problems = found.map_or_else(|error| vec![error.to_string()], |report| report.problems);
-        assert!(!problems.is_empty(), "{what}: nobody noticed");
-        assert_eq!(secure_dir(&home, &open(dir, "org", &master).unwrap(), None).unwrap().root, root);
+        // One store for all: what it has found damaged is stored again. Behind a damaged listing more may be.
+        let store = open(dir, "org", &master).unwrap();
+        let problems = || {
+            let found = verify(&store, &root);
+            found.map_or_else(|error| vec![error.to_string()], |report| report.problems)
+        };
+        assert!(!problems().is_empty(), "{what}: nobody noticed");
+        for _ in 0..4 {
+            assert_eq!(secure_dir(&home, &store, None).unwrap().root, root);
+            if problems().is_empty() {
+                break;
+            }
+        }
         let healed = verify(&open(dir, "org", &master).unwrap(), &root).unwrap().problems;
         assert_eq!(healed, Vec::<String>::new(), "{what}");
         for path in packs(dir).into_keys() {
@@ -255,6 +263,12 @@ fn a_plain_store_becomes_an_encrypted_one_by_collecting() {
 fn what_was_packed_in_haste_is_packed_harder_once_and_not_again() {
     let scratch = support::scratch();
     let (dir, home) = (scratch.path(), home(scratch.path()));
+    // Text as homes have it: a harder search finds more of it again.
+    let sources = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("src");
+    for name in ["collect.rs", "pointer.rs", "pack_store.rs", "pack_store/pack.rs", "pack_store/catalogue.rs"]
+    {
+        fs::copy(sources.join(name), home.join(name.replace('/', "-"))).unwrap();
+    }
     let store = PackStore::open_directory(&dir.join("store"), "org").unwrap();
     let pointers = published(dir, &store, &home, "home");
     let run = |recompress_bytes| {

@@ -34,6 +34,8 @@ impl Us {
 
     fn command(&self) -> Command {
         let mut command = Command::new(&self.homes);
+        // `covey` sets up its heaps in the same way at its start; the examples are only parts of it.
+        command.env("MALLOC_ARENA_MAX", "2").env("MALLOC_MMAP_THRESHOLD_", "1048576");
         command.env_remove(KEY_VARIABLE);
         command
     }
