@@ -36,6 +36,9 @@ pub(crate) struct CutPowerArgs {
     /// Seed of the moments and roles.
     #[arg(long, default_value_t = 1)]
     pub(crate) seed: u64,
+    /// A `store-worker` that is built already [default: it is built in release mode].
+    #[arg(long, value_name = "PROGRAM")]
+    pub(crate) worker: Option<PathBuf>,
     /// Print one JSON object as the last line.
     #[arg(long)]
     pub(crate) json: bool,
@@ -83,7 +86,7 @@ pub(crate) fn run(root: &Path, args: &CutPowerArgs) -> anyhow::Result<()> {
         );
     }
     let began = Instant::now();
-    let program = Program::build(root)?;
+    let program = Program::find(root, args.worker.as_deref())?;
     let scratch = tempfile::tempdir()?;
     let outer_image = scratch.path().join("outer.img");
     make_image(&outer_image, OUTER_BYTES, &["mkfs.xfs", "-q", "-m", "reflink=1"])?;

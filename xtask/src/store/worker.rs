@@ -45,8 +45,12 @@ pub(super) struct Worker {
 }
 
 impl Program {
-    pub(super) fn build(root: &Path) -> anyhow::Result<Self> {
-        Ok(Self(process::build_example(root, "covey-home", EXAMPLE, BUILD_LIMIT)?))
+    /// The given one, or one that is built now.
+    pub(super) fn find(root: &Path, given: Option<&Path>) -> anyhow::Result<Self> {
+        match given {
+            Some(given) => Ok(Self(given.to_owned())),
+            None => Ok(Self(process::build_example(root, "covey-home", EXAMPLE, BUILD_LIMIT)?)),
+        }
     }
 
     /// Starts a worker and waits until it has opened the store.
@@ -95,6 +99,16 @@ impl Program {
 impl Worker {
     fn said(&self) -> std::sync::MutexGuard<'_, Said> {
         self.said.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits until it has published; tells how long that took.
+    pub(super) fn first_publish(&self) -> anyhow::Result<Duration> {
+        let began = Instant::now();
+        while self.published().is_empty() {
+            anyhow::ensure!(began.elapsed() < READY_LIMIT, "a worker ({}) does not publish", self.role);
+            std::thread::yield_now();
+        }
+        Ok(began.elapsed())
     }
 
     /// What it has acknowledged so far.

@@ -8,12 +8,12 @@ const CUTS: u32 = 5;
 const SEED: u64 = 1;
 
 pub(super) fn kills(ground: &Ground<'_>) -> anyhow::Result<Outcome> {
-    passed(kill_store(ground.root, &KillStoreArgs { kills: KILLS, seed: SEED, json: true }))
+    passed(kill_store(ground.root, &KillStoreArgs { kills: KILLS, seed: SEED, worker: None, json: true }))
 }
 
 pub(super) fn cuts(ground: &Ground<'_>) -> anyhow::Result<Outcome> {
     if !ground.is_root {
         return Ok(Outcome::NotNeeded("only root can mount".to_owned()));
     }
-    passed(cut_power(ground.root, &CutPowerArgs { cuts: CUTS, seed: SEED, json: true }))
+    passed(cut_power(ground.root, &CutPowerArgs { cuts: CUTS, seed: SEED, worker: None, json: true }))
 }

@@ -100,7 +100,13 @@ pub fn repair_store(request: &RepairRequest<'_>) -> Result<RepairReport, Integri
     })?;
     note_suspects(request.store, &found, &mut report)?;
     let mut job = Job { request, roots: &found.roots, report: &mut report };
-    let lost = job.mend()?;
+    let mut lost = job.mend()?;
+    // What was seen of it at the beginning says more than that no good copy is left.
+    for known in &found.report.lost {
+        if let Some(why) = lost.get_mut(&known.hash) {
+            *why = (known.state, known.detail.clone());
+        }
+    }
     report.lost = name_lost(request.store, &found.roots, &lost)?;
     report.lost_count = lost.len() as u64;
     if lost.is_empty() {

@@ -97,7 +97,9 @@ fn text(org: &str, report: &StoreReport) -> String {
     if report.ok {
         text.push_str("everything that was looked at is right\n");
     } else {
-        text.push_str("mend it with `covey store repair`\n");
+        text.push_str(
+            "mend it with `covey store repair`; damaged packs that it has replaced go with the next garbage collection\n",
+        );
     }
     text
 }
