@@ -18,6 +18,7 @@ use serde::Serialize;
 use crate::backend::{Backend, BackendError, Expected, Key, MemoryBackend, PutOutcome};
 use crate::block::StoreError;
 use crate::collect::Condemned;
+use crate::identity::StoreIdentity;
 use crate::keys::{MasterKey, OrgKeys};
 use crate::pack_store::PackStore;
 use crate::pointer::{PointerError, Pointers};
@@ -165,6 +166,7 @@ pub fn copy(
         blocks_checked: AtomicU64::new(0),
         problems: Mutex::default(),
     };
+    StoreIdentity::carry(from.as_ref(), to.as_ref())?;
     // First: whatever they name is in a pack that is listed later, or in one that a collection made of it.
     let homes = job.take_homes()?;
     let packs = job.packs()?;
@@ -256,7 +258,7 @@ impl Job<'_> {
             Ok(())
         };
         std::thread::scope(|scope| {
-            let workers: Vec<_> = (0..PACKS_AT_ONCE.min(names.len())).map(|_| scope.spawn(&work)).collect();
+            let workers: Vec<_> = (0..PACKS_AT_ONCE.min(names.len())).map(|_| scope.spawn(work)).collect();
             // All of them, so that the first error is told when nobody writes any more.
             let ended: Vec<_> = workers.into_iter().map(std::thread::ScopedJoinHandle::join).collect();
             ended.into_iter().try_for_each(|ended| ended.unwrap_or(Err(StoreError::UploadFailed.into())))

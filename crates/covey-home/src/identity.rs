@@ -76,6 +76,14 @@ impl StoreIdentity {
         }
     }
 
+    /// Gives a copy the name of its source, unless it has one: a server that moves to the copy finds the store it knows.
+    pub(crate) fn carry(from: &dyn Backend, to: &dyn Backend) -> Result<(), StoreError> {
+        let Some(known) = Self::read(from)? else { return Ok(()) };
+        match to.put_if(&key()?, text(&known).as_bytes(), &Expected::Absent)? {
+            PutOutcome::Written(_) | PutOutcome::Conflict => Ok(()),
+        }
+    }
+
     /// Writes a damaged one anew.
     pub(crate) fn write_anew(backend: &dyn Backend) -> Result<Self, StoreError> {
         let made = Self(random_name());

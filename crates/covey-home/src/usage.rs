@@ -54,10 +54,13 @@ pub struct UsageOptions {
     pub parts_max: usize,
 }
 
+/// Bytes, path and entries; of equal ones the first path is the larger.
+type Ranked = (u64, Reverse<Vec<u8>>, u64);
+
 /// The largest parts that were seen, at most so many.
 struct Largest {
     max: usize,
-    kept: BinaryHeap<Reverse<(u64, Reverse<Vec<u8>>, u64)>>,
+    kept: BinaryHeap<Reverse<Ranked>>,
 }
 
 impl Largest {

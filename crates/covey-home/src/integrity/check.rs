@@ -187,7 +187,7 @@ fn packs(check: &StoreCheck<'_>, found: &mut Found) -> Result<BTreeMap<BlockHash
     };
     let readers = std::thread::available_parallelism().map_or(1, usize::from).min(READERS_MAX);
     std::thread::scope(|scope| {
-        let threads: Vec<_> = (0..readers).map(|_| scope.spawn(&work)).collect();
+        let threads: Vec<_> = (0..readers).map(|_| scope.spawn(work)).collect();
         threads.into_iter().try_for_each(|thread| match thread.join() {
             Ok(result) => result,
             Err(panic) => std::panic::resume_unwind(panic),

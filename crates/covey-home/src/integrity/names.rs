@@ -114,7 +114,7 @@ impl Names<'_> {
         match &entry.body {
             EntryBody::File(Content::Whole { block, .. }) => blocks.push(*block),
             EntryBody::File(content @ Content::Mapped { map, .. }) => {
-                blocks.extend_from_slice(&map.blocks());
+                blocks.extend_from_slice(map.blocks());
                 if let Some(Some(map)) = known(object::read_map(self.store, content))? {
                     blocks.extend(map.blocks);
                 }

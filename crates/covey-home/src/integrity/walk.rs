@@ -71,7 +71,7 @@ impl<'a> Walk<'a> {
         };
         self.blob(&top.links)?;
         if let Err(error) = object::read_links(self.store, &top) {
-            self.unreadable(&top.links.blocks(), error)?;
+            self.unreadable(top.links.blocks(), error)?;
         }
         self.meta(&top.meta)?;
         let mut waiting = vec![top.listing];
@@ -116,7 +116,7 @@ impl<'a> Walk<'a> {
                             self.need(block)?;
                         }
                     }
-                    Err(error) => self.unreadable(&map.blocks(), error)?,
+                    Err(error) => self.unreadable(map.blocks(), error)?,
                 }
             }
             EntryBody::File(Content::Nothing { .. })

@@ -51,7 +51,7 @@ impl Press {
 
 #[derive(Debug, Default)]
 struct Idle {
-    presses: Vec<Box<Press>>,
+    presses: Vec<Press>,
     made: usize,
 }
 
@@ -71,7 +71,7 @@ impl Presses {
     }
 
     /// One of them, when it is free. Whoever holds one must not ask for another.
-    fn take(&self) -> io::Result<Box<Press>> {
+    fn take(&self) -> io::Result<Press> {
         let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
         loop {
             if let Some(press) = idle.presses.pop() {
@@ -80,14 +80,14 @@ impl Presses {
             if idle.made < self.max {
                 let compressor = zstd::bulk::Compressor::new(self.level)?;
                 idle.made += 1;
-                return Ok(Box::new(Press { compressor, packed: Vec::new(), group: Vec::new() }));
+                return Ok(Press { compressor, packed: Vec::new(), group: Vec::new() });
             }
             idle = self.given_back.wait(idle).unwrap_or_else(PoisonError::into_inner);
         }
     }
 
     /// Gives one back for the next.
-    fn give_back(&self, mut press: Box<Press>) {
+    fn give_back(&self, mut press: Press) {
         press.group.clear();
         self.idle.lock().unwrap_or_else(PoisonError::into_inner).presses.push(press);
         self.given_back.notify_one();

@@ -76,7 +76,8 @@ pub(super) struct Count {
 /// Where snapshots come from.
 pub(super) enum Source {
     Server(Server),
-    Store(Store),
+    /// Much larger than the other.
+    Store(Box<Store>),
 }
 
 /// A home of a server.
@@ -105,7 +106,7 @@ impl Source {
             let local = LocalStore::open(&opened, org, &place.key)?;
             let pointers = local.pointers();
             covey_home::name::check_name(&place.home)?;
-            return Ok(Self::Store(Store { local, pointers, home: place.home.clone() }));
+            return Ok(Self::Store(Box::new(Store { local, pointers, home: place.home.clone() })));
         }
         let client = Client::new(global)?;
         let id = home_id(&client, &place.home).await?;
