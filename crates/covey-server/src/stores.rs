@@ -125,7 +125,7 @@ mod tests {
         let org = |n| OrgId::from_uuid(Uuid::from_u128(n));
         for _ in 0..STORE_READS_MAX + 1 {
             let panicked = stores.with(org(1), |_| panic!("on purpose")).await;
-            assert!(matches!(panicked.map(|()| ()), Err(StoresError::Panicked)));
+            assert!(matches!(panicked, Err(StoresError::Panicked)));
         }
         stores.with(org(1), |_| ()).await.unwrap();
         assert!(Arc::ptr_eq(&stores.of(org(1)).unwrap(), &stores.of(org(1)).unwrap()));

@@ -110,7 +110,7 @@ async fn a_session_keeps_where_it_began_and_what_it_left_and_rules_keep_more() {
     let session = f.session.id;
     f.write(move |tx, org, _| sessions::archive(tx, org, session)).await.unwrap();
     assert_eq!(f.kept().await, [(6, Current)]);
-    assert_eq!(f.write(|tx, org, home| retention::forget(tx, org, home)).await.unwrap(), 5);
+    assert_eq!(f.write(retention::forget).await.unwrap(), 5);
     assert_eq!(f.write(|tx, org, home| snapshots::count(tx, org, home)).await.unwrap(), 1);
     assert_eq!(f.kept().await, [(6, Current)]);
 }
