@@ -106,12 +106,13 @@ impl Client {
         Failure::judge(answer, &innermost(error), &at)
     }
 
-    /// One try of a request.
+    /// One try of a request, in which `bytes` are transferred.
     pub(crate) async fn once<T>(
         &self,
+        bytes: usize,
         request: impl Future<Output = object_store::Result<T>>,
     ) -> Result<(T, Answer), Failure> {
-        let (done, answer) = seen(request).await;
+        let (done, answer) = self.patience.within(bytes, seen(request)).await?;
         match done {
             Ok(done) => Ok((done, answer)),
             Err(error) => Err(self.judge(&error, &answer)),
@@ -128,7 +129,8 @@ impl Client {
         let mut page = None;
         loop {
             let found = self.page(&text, Some("/"), page.take(), None).await?;
-            let name = |path: &Path| path.filename().map(str::to_owned);
+            // An empty folder that was one may still be shown, under its own name.
+            let name = |path: &Path| Some(path.as_ref().strip_prefix(&text)?.to_owned());
             objects.extend(found.result.objects.iter().filter_map(|object| name(&object.location)));
             folders.extend(found.result.common_prefixes.iter().filter_map(name));
             match found.page_token {
@@ -153,7 +155,7 @@ impl Client {
                 max_keys,
                 ..PaginatedListOptions::default()
             };
-            self.once(self.s3.list_paginated(Some(prefix), options)).await.map_err(|failure| {
+            self.once(0, self.s3.list_paginated(Some(prefix), options)).await.map_err(|failure| {
                 // A list has no name that could be absent: the server is confused, or is none.
                 match failure.kind() {
                     FailureKind::Absent => Failure::new(FailureKind::Busy, failure.to_string()),
@@ -161,7 +163,7 @@ impl Client {
                 }
             })
         };
-        Ok(self.patience.persist(0, ask).await?.0)
+        Ok(self.patience.persist(ask).await?.0)
     }
 
     /// Whether the list of names shows this one.
@@ -174,7 +176,6 @@ impl Client {
     async fn unless_listed<T>(
         &self,
         path: &Path,
-        bytes: usize,
         attempt: impl AsyncFn() -> Result<T, Failure>,
     ) -> Result<T, Failure> {
         let attempt = &attempt;
@@ -190,12 +191,12 @@ impl Client {
                 other => other,
             }
         };
-        self.patience.persist(bytes, ask).await
+        self.patience.persist(ask).await
     }
 
     /// What is known of an object without reading it.
     pub(crate) async fn head(&self, path: &Path) -> Result<ObjectMeta, Failure> {
-        self.unless_listed(path, 0, async || Ok(self.once(self.s3.head(path)).await?.0)).await
+        self.unless_listed(path, async || Ok(self.once(0, self.s3.head(path)).await?.0)).await
     }
 
     /// A range of an object; shorter only where the object ends. The second value is the object's length.
@@ -205,14 +206,14 @@ impl Client {
             GetRange::Suffix(len) => *len,
             GetRange::Offset(_) => 0,
         };
-        self.unless_listed(path, wanted as usize, async || {
+        self.unless_listed(path, async || {
             let options = GetOptions { range: Some(range.clone()), ..GetOptions::default() };
             let read = async {
                 let got = self.s3.get_opts(path, options).await?;
                 let (size, sent) = (got.meta.size, got.range.clone());
                 Ok((got.bytes().await?, size, sent))
             };
-            let ((bytes, size, sent), _) = self.once(read).await?;
+            let ((bytes, size, sent), _) = self.once(wanted as usize, read).await?;
             let right = match &range {
                 GetRange::Bounded(range) => range.start..range.end.min(size),
                 GetRange::Suffix(len) => size.saturating_sub(*len)..size,
@@ -231,7 +232,7 @@ impl Client {
 
     /// All of a small object; `limit` is in bytes.
     pub(crate) async fn whole(&self, path: &Path, limit: u64) -> Result<Found, Failure> {
-        self.unless_listed(path, limit as usize, async || {
+        self.unless_listed(path, async || {
             let found = self.whole_once(path, limit).await?;
             if self.trusts_etags() && !is_checksum_of(&found.etag, &found.bytes) {
                 let text = "the answer does not have the checksum of its ETag";
@@ -244,7 +245,7 @@ impl Client {
 
     /// The same, where it is not known yet what entity tags are.
     pub(crate) async fn whole_unchecked(&self, path: &Path, limit: u64) -> Result<Found, Failure> {
-        self.unless_listed(path, limit as usize, async || self.whole_once(path, limit).await).await
+        self.unless_listed(path, async || self.whole_once(path, limit).await).await
     }
 
     async fn whole_once(&self, path: &Path, limit: u64) -> Result<Found, Failure> {
@@ -254,7 +255,7 @@ impl Client {
             let bytes = if meta.size > limit { Bytes::new() } else { got.bytes().await? };
             Ok((meta, attributes, bytes))
         };
-        let ((meta, attributes, bytes), _) = self.once(read).await?;
+        let ((meta, attributes, bytes), _) = self.once(limit as usize, read).await?;
         if meta.size > limit {
             let text = format!("it has {} bytes, and {limit} are allowed", meta.size);
             return Err(Failure::new(FailureKind::Refused, text));
@@ -274,13 +275,13 @@ impl Client {
     /// Deletes an object, whether it is there or not.
     pub(crate) async fn delete(&self, path: &Path) -> Result<(), Failure> {
         let ask = |_| async {
-            match self.once(self.s3.delete(path)).await {
+            match self.once(0, self.s3.delete(path)).await {
                 Ok(((), _)) => Ok(()),
                 Err(failure) if failure.kind() == FailureKind::Absent => Ok(()),
                 Err(failure) => Err(failure),
             }
         };
-        self.patience.persist(0, ask).await
+        self.patience.persist(ask).await
     }
 }
 

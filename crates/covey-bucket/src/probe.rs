@@ -88,7 +88,7 @@ impl Client {
     async fn put_mark(&self, mark: &Path, condition: Condition) -> Result<bool, Failure> {
         let ask = |_| async {
             let options = PutOptions { mode: condition.mode(), ..PutOptions::default() };
-            match self.once(self.s3.put_opts(mark, MARK_TEXT.into(), options)).await {
+            match self.once(0, self.s3.put_opts(mark, MARK_TEXT.into(), options)).await {
                 Ok(_) => Ok(true),
                 Err(failure) if failure.kind() == FailureKind::Condition => Ok(false),
                 // So do servers that have nothing to compare with.
@@ -98,7 +98,7 @@ impl Client {
                 Err(failure) => Err(failure),
             }
         };
-        self.patience.persist(MARK_TEXT.len(), ask).await
+        self.patience.persist(ask).await
     }
 
     /// Reads the mark, and finds out from it what entity tags are.

@@ -77,14 +77,13 @@ impl Client {
         let write = covey_home::name::random_name();
         let tries = Mutex::new(Tries { condition, unsure: false });
         let (write, tries, bytes) = (write.as_str(), &tries, &bytes);
-        self.patience
-            .persist(bytes.len(), |_| async move { self.try_put(path, bytes, write, tries).await })
-            .await
-            .map_err(|failure| {
+        self.patience.persist(|_| async move { self.try_put(path, bytes, write, tries).await }).await.map_err(
+            |failure| {
                 let unsure = tries.lock().unwrap_or_else(PoisonError::into_inner).unsure;
                 let text = format!("{failure}; it may have been written all the same");
                 if unsure { Failure::new(failure.kind(), text) } else { failure }
-            })
+            },
+        )
     }
 
     async fn try_put(
@@ -103,7 +102,7 @@ impl Client {
         attributes.insert(Attribute::Metadata(WRITE_ATTRIBUTE.into()), write.to_owned().into());
         attributes.insert(Attribute::Metadata(REPLACES_ATTRIBUTE.into()), condition.replaces().into());
         let options = PutOptions { mode: condition.mode(), attributes, ..PutOptions::default() };
-        let put = self.once(self.s3.put_opts(path, bytes.clone().into(), options)).await;
+        let put = self.once(bytes.len(), self.s3.put_opts(path, bytes.clone().into(), options)).await;
         let is_certain = |tries: &Mutex<Tries>| {
             tries.lock().unwrap_or_else(PoisonError::into_inner).unsure = was_unsure;
         };

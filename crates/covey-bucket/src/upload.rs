@@ -106,7 +106,7 @@ impl Client {
         let expected = hex(&checksum(parts));
         let ask = |_| async {
             let payload: PutPayload = parts.iter().cloned().collect();
-            let put = self.once(self.s3.put_opts(path, payload, PutOptions::default())).await?.0;
+            let put = self.once(len, self.s3.put_opts(path, payload, PutOptions::default())).await?.0;
             if !self.trusts_etags() {
                 return self.read_back(path, parts).await;
             }
@@ -118,16 +118,16 @@ impl Client {
         let is_enough = |failure: &Failure| {
             !failure.may_pass() || (failure.kind() == FailureKind::Lost && parts.len() > 1)
         };
-        self.patience.persist_until(len, is_enough, ask).await
+        self.patience.persist_until(is_enough, ask).await
     }
 
     async fn put_parts(&self, path: &Path, parts: &[Bytes]) -> Result<(), Failure> {
-        let ask = |_| async { Ok(self.once(self.s3.create_multipart(path)).await?.0) };
-        let id = self.patience.persist(0, ask).await?;
+        let ask = |_| async { Ok(self.once(0, self.s3.create_multipart(path)).await?.0) };
+        let id = self.patience.persist(ask).await?;
         let done = self.put_parts_of(path, &id, parts).await;
         if done.is_err() {
             // It costs nothing but room, until the bucket's own rule clears it away.
-            let abort = self.once(self.s3.abort_multipart(path, &id)).await;
+            let abort = self.once(0, self.s3.abort_multipart(path, &id)).await;
             if let Err(failure) = abort {
                 tracing::warn!(%path, %failure, "an unfinished upload stays in the bucket");
             }
@@ -150,7 +150,7 @@ impl Client {
         let ask = |number| {
             let ids = ids.clone();
             async move {
-                match self.once(self.s3.complete_multipart(path, id, ids)).await {
+                match self.once(0, self.s3.complete_multipart(path, id, ids)).await {
                     Ok((put, _)) => Ok(put.e_tag),
                     // An earlier try may have completed it.
                     Err(failure) if number > 1 && failure.kind() == FailureKind::Absent => {
@@ -161,7 +161,7 @@ impl Client {
                 }
             }
         };
-        let etag = self.patience.persist(0, ask).await?;
+        let etag = self.patience.persist(ask).await?;
         if self.trusts_etags() && etag.as_deref().map(etag_text).is_some_and(|etag| etag == expected) {
             return Ok(());
         }
@@ -178,7 +178,7 @@ impl Client {
                 let damaged = || Failure::new(FailureKind::Damaged, "it does not read back as it was sent");
                 if stored == *part { Ok(()) } else { Err(damaged()) }
             };
-            self.patience.persist(part.len(), ask).await?;
+            self.patience.persist(ask).await?;
             at = end;
         }
         Ok(())
@@ -194,7 +194,7 @@ impl Client {
         let expected = hex(&checksum([part]));
         let ask = |_| async {
             let payload: PutPayload = part.clone().into();
-            let (sent, answer) = self.once(self.s3.put_part(path, id, number, payload)).await?;
+            let (sent, answer) = self.once(part.len(), self.s3.put_part(path, id, number, payload)).await?;
             let etag = answer.etag.as_deref().map(etag_text);
             if self.trusts_etags() && etag.as_ref() != Some(&expected) {
                 return Err(Failure::new(
@@ -204,6 +204,6 @@ impl Client {
             }
             Ok(sent)
         };
-        self.patience.persist(part.len(), ask).await
+        self.patience.persist(ask).await
     }
 }

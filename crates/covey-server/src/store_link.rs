@@ -43,7 +43,7 @@ pub fn serve(
     let mut pack = Vec::new();
     while let Some(request) = frame::read::<StoreRequest>(stream)? {
         let answer = match (&files, request) {
-            (_, StoreRequest::Open { version_min, version, org: wanted }) => {
+            (None, StoreRequest::Open { version_min, version, org: wanted }) => {
                 match open(store, org, (version_min, version), &wanted) {
                     Ok(opened) => {
                         files = Some(opened);
@@ -240,7 +240,7 @@ mod tests {
         let upload = store.upload().unwrap();
         upload.put(&Block::of(b"a block").unwrap()).unwrap();
         upload.finish().unwrap();
-        let key = backend.keys().remove(0);
+        let key = backend.keys().into_iter().find(|key| key.as_str().starts_with(PACKS_DIR)).unwrap();
         let len = backend.file_len(&key).unwrap() as usize;
         (key.as_str().to_owned(), backend.read(&key, 0, len).unwrap())
     }

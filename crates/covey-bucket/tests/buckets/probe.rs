@@ -39,7 +39,10 @@ fn a_wrong_key_is_told_from_a_wrong_secret() {
 
 #[test]
 fn a_server_that_ignores_conditions_is_refused() {
-    for server in servers::all() {
+    // One that checks keys notices that a signed header is gone.
+    let unchecked: Vec<_> = servers::all().into_iter().filter(|server| !server.checks_keys).collect();
+    assert!(!unchecked.is_empty(), "every server of the stage checks keys");
+    for server in unchecked {
         for name in ["if-match", "if-none-match"] {
             let proxy = Proxy::before(server.address);
             match name {
