@@ -407,13 +407,11 @@ fn checked(
             PackStore::open_encrypted(Arc::clone(&memory), sealing.org, sealing.master)?
         }
     };
-    let mut report = store.verify_packs()?;
-    // What the index says is right; whoever must do without it goes by the frames' own heads.
-    if report.problems.is_empty() && report.packs > 0 && !store.frames_agree(key)? {
-        report.problems.push(format!("{key}: its frames say something else than its index"));
-    }
-    if report.packs == 0 && report.problems.is_empty() {
-        report.problems.push(format!("{key} is no name of a pack"));
-    }
-    Ok((report.blocks, report.problems))
+    let nothing = || Ok((0, vec![format!("{key} is no name of a pack")]));
+    let Some(name) = store.packs()?.into_iter().next() else { return nothing() };
+    let Some(check) = store.check_pack(&name)? else { return nothing() };
+    let mut problems = check.problems;
+    let damaged = check.damaged.iter();
+    problems.extend(damaged.map(|(hash, why)| format!("{key}: block {hash} is damaged: {why}")));
+    Ok((check.blocks, problems))
 }

@@ -8,7 +8,7 @@ use covey_types::BlockHash;
 use super::files::{Form, ReadPackError};
 use super::pack::{self, BlockRecord, PackIndex};
 use super::{PackName, PackStore};
-use crate::backend::{BackendError, Key};
+use crate::backend::BackendError;
 use crate::block::StoreError;
 use crate::keys::KeyId;
 
@@ -240,13 +240,6 @@ impl PackStore {
             }
         }
         self.files.retire_keys(|id| used.contains(id))
-    }
-
-    /// Whether the frames of a whole pack describe what its index does.
-    pub(crate) fn frames_agree(&self, key: &Key) -> Result<bool, StoreError> {
-        let Ok(index) = self.index_of(key) else { return Ok(false) };
-        let (found, complete) = PackIndex::rebuild(&self.files, key, &self.hasher)?;
-        Ok(complete && found == index)
     }
 
     /// Deletes a pack. For garbage collection only (I8), which has made sure that nothing needs it; tells whether
