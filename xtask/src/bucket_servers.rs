@@ -28,6 +28,8 @@ const SECRET: &str = "covey-test-secret";
 #[derive(Debug)]
 pub(crate) struct BucketServers {
     running: Vec<Running>,
+    /// Those that SeaweedFS takes by itself.
+    second_ports: Vec<u16>,
     data: tempfile::TempDir,
 }
 
@@ -54,7 +56,7 @@ impl BucketServers {
     pub(crate) fn start(root: &Path, tools: &Path, wanted: Wanted) -> anyhow::Result<Self> {
         let place = install(root, tools)?;
         let data = tempfile::Builder::new().prefix("covey-buckets-").tempdir()?;
-        let mut servers = Self { running: Vec::new(), data };
+        let mut servers = Self { running: Vec::new(), second_ports: Vec::new(), data };
         servers.seaweedfs(&place)?;
         if wanted == Wanted::All {
             servers.moto(&place)?;
@@ -89,7 +91,10 @@ impl BucketServers {
     pub(crate) fn make_bucket(&self, name: &str) -> anyhow::Result<()> {
         for server in &self.running {
             let url = format!("http://{}/{name}", server.address);
-            ureq::put(&url).send_empty().with_context(|| format!("{}: no bucket `{name}`", server.name))?;
+            let made = ureq::put(&url).send_empty();
+            made.with_context(|| {
+                format!("{}: no bucket `{name}`; its last words: {}", server.name, server.last_words())
+            })?;
         }
         Ok(())
     }
@@ -106,6 +111,7 @@ impl BucketServers {
         fs::write(&identities, json!({ "identities": [identity, anybody] }).to_string())?;
         // Each of its parts has a second port, 10000 above the first.
         let ports = free_ports(4)?;
+        self.second_ports = ports.iter().map(|port| port + 10_000).collect();
         let mut command = Command::new(place.join("bin/weed"));
         command.arg(format!("-logdir={}", self.data.path().display()));
         command.args(["server", "-s3", "-ip=127.0.0.1", "-ip.bind=127.0.0.1"]);
@@ -117,6 +123,10 @@ impl BucketServers {
         for (name, port) in ["s3.port", "master.port", "volume.port", "filer.port"].iter().zip(&ports) {
             command.arg(format!("-{name}={port}"));
         }
+        // They would listen at ports that a second server on this machine has, and end it.
+        command.args(["-s3.port.iceberg=0", "-s3.port.lance=0"]);
+        // It would tell its makers that it runs.
+        command.arg("-master.telemetry=false");
         // Else the first buckets take all volumes that a default server allows itself.
         command.args(["-volume.max=200", "-master.volumeSizeLimitMB=256"]);
         self.spawn("seaweedfs", command, ports[0], true)
@@ -189,6 +199,18 @@ impl Drop for BucketServers {
             // They hold nothing that is worth an orderly end, and must not outlive us.
             if let Err(error) = process::stop(&mut server.child, STOP_LIMIT) {
                 eprintln!("{}: {error:#}", server.name);
+            }
+        }
+        // Its parts talk over these, and it leaves them behind; they have no option.
+        for port in &self.second_ports {
+            for part in ["master", "volume", "filer", "s3"] {
+                let socket = Path::new("/tmp").join(format!("seaweedfs-{part}-grpc-{port}.sock"));
+                match fs::remove_file(&socket) {
+                    Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                        eprintln!("{}: {error}", socket.display());
+                    }
+                    _ => {}
+                }
             }
         }
     }
