@@ -72,22 +72,22 @@ impl Excludes {
         &self.unreadable
     }
 
+    /// Whether the name is not kept, in whatever directory it stands.
+    pub(crate) fn excludes_anywhere(&self, name: &[u8], is_dir: bool) -> bool {
+        use std::os::unix::ffi::OsStrExt;
+        self.names.iter().any(|excluded| excluded == name)
+            || (!is_dir && self.globs.iter().any(|glob| glob.is_match(std::ffi::OsStr::from_bytes(name))))
+    }
+
     /// Whether the name in the directory at `dir` (a path from the root, empty for the root) is not kept.
     pub fn excludes(&self, dir: &[u8], name: &[u8], is_dir: bool) -> bool {
-        use std::os::unix::ffi::OsStrExt;
-        if self.names.iter().any(|excluded| excluded == name) {
-            return true;
-        }
         let is_path = |excluded: &Vec<u8>| {
             excluded.strip_suffix(name).is_some_and(|rest| match rest.strip_suffix(b"/") {
                 Some(parent) => parent == dir,
                 None => rest.is_empty() && dir.is_empty(),
             })
         };
-        if self.paths.iter().any(is_path) {
-            return true;
-        }
-        !is_dir && self.globs.iter().any(|glob| glob.is_match(std::ffi::OsStr::from_bytes(name)))
+        self.excludes_anywhere(name, is_dir) || self.paths.iter().any(is_path)
     }
 
     /// Whether a path from the root that is no directory is not kept, by itself or by a directory above it.

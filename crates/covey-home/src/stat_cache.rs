@@ -28,10 +28,13 @@ use crate::sys::Stat;
 pub(crate) use write::{CacheWriter, RecordBuilder};
 
 const MAGIC: &[u8; 8] = b"COVEYSTC";
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 const HEADER_BYTES: u64 = 8 + 4;
-/// Offset of the index, number of directories, device, inode, root, checksum.
-const FOOTER_BYTES: u64 = 8 + 4 + 8 + 8 + 32 + 32;
+/// Offset of the index, number of directories, device, inode, root, list of excludes, checksum.
+const FOOTER_BYTES: u64 = 8 + 4 + 8 + 8 + 32 + 32 + 32;
+/// Flags of an entry.
+const DIRTY: u8 = 1;
+const NAMES_PROVEN: u8 = 2;
 const INDEX_ENTRY_BYTES: usize = 8 + 8 + 8 + 4 + 8;
 /// A record above this was not written by us: a million entries of the longest kind are less.
 const RECORD_BYTES_MAX: u32 = 1 << 30;
@@ -49,19 +52,23 @@ pub(crate) struct CachedEntry<'a> {
     pub(crate) inode: u64,
     pub(crate) ctime: Time,
     pub(crate) dirty: bool,
+    /// Of a directory that is not dirty: as long as its inode is as it was, it has the names of its own record and no
+    /// others but excluded ones.
+    pub(crate) names_proven: bool,
     /// The encoded entry.
     pub(crate) entry: &'a [u8],
 }
 
 impl<'a> CachedEntry<'a> {
     fn read(cursor: &mut Cursor<'a>) -> Result<Self, MalformedObject> {
-        let dirty = cursor.u8()? != 0;
+        let flags = cursor.u8()?;
+        let (dirty, names_proven) = (flags & DIRTY != 0, flags & NAMES_PROVEN != 0);
         let inode = cursor.u64()?;
         let ctime = Time { seconds: cursor.i64()?, nanoseconds: cursor.u32()? };
         let len = cursor.u32()? as usize;
         let name_len = usize::from(cursor.u8()?).min(NAME_BYTES_MAX);
         let name = cursor.take(name_len)?;
-        Ok(Self { name, inode, ctime, dirty, entry: cursor.take(len)? })
+        Ok(Self { name, inode, ctime, dirty, names_proven, entry: cursor.take(len)? })
     }
 
     /// The encoded entry, looked at.
@@ -126,6 +133,11 @@ impl CachedDir {
         CachedEntry::read(&mut Cursor::new(&self.bytes[start..], "stat cache")).ok()
     }
 
+    /// Its names, ascending.
+    pub(crate) fn names(&self) -> impl Iterator<Item = &[u8]> {
+        (0..self.len()).filter_map(|at| self.entry(at)).map(|entry| entry.name)
+    }
+
     /// Where `name` stands; `at` moves forward with the sorted names that are asked for.
     pub(crate) fn position(&self, name: &[u8], at: &mut usize) -> Option<u32> {
         while let Some(entry) = self.entry(*at) {
@@ -177,11 +189,22 @@ fn checksum(record: &[u8]) -> [u8; 8] {
     blake3::hash(record).as_bytes().first_chunk().copied().unwrap_or_default()
 }
 
+/// What stands at the end of a cache.
+struct Footer {
+    root: RootHash,
+    excludes: BlockHash,
+    /// Device and inode of the home's own directory.
+    of: (u64, u64),
+    index: Vec<IndexEntry>,
+}
+
 /// An opened cache.
 #[derive(Debug)]
 pub(crate) struct StatCache {
     file: File,
     root: RootHash,
+    /// The list of excludes that it was written with.
+    excludes: BlockHash,
     /// Ascending by device and inode, so that a renamed directory is still known.
     index: Vec<IndexEntry>,
 }
@@ -194,18 +217,17 @@ impl StatCache {
     pub(crate) fn load(path: &Path, home: &Stat) -> Result<Self, String> {
         let file = File::open(path).map_err(|error| error.to_string())?;
         let found = Self::read_index(&file).map_err(|error| error.to_string())?;
-        let (root, of, index) = found.ok_or_else(|| "it is not a stat cache, or damaged".to_owned())?;
+        let Footer { root, excludes, of, index } = found.ok_or_else(|| "it is not a stat cache, or damaged".to_owned())?;
         if of != (home.device, home.inode) {
             return Err("it is of another directory".to_owned());
         }
         // Its records are read in another order than they lie; on a cold disk that costs a seek each otherwise.
         // Only advice: without it reading is slower.
         rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::WillNeed).ok();
-        Ok(Self { file, root, index })
+        Ok(Self { file, root, excludes, index })
     }
 
-    #[expect(clippy::type_complexity, reason = "read in one place, taken apart in one")]
-    fn read_index(file: &File) -> io::Result<Option<(RootHash, (u64, u64), Vec<IndexEntry>)>> {
+    fn read_index(file: &File) -> io::Result<Option<Footer>> {
         let len = file.metadata()?.len();
         if len < HEADER_BYTES + FOOTER_BYTES {
             return Ok(None);
@@ -217,9 +239,10 @@ impl StatCache {
             let at = cursor.u64()?;
             let count = cursor.u32()?;
             let of = (cursor.u64()?, cursor.u64()?);
-            Ok((at, count, of, RootHash::from_bytes(*cursor.hash()?.as_bytes()), cursor.hash()?))
+            let root = RootHash::from_bytes(*cursor.hash()?.as_bytes());
+            Ok((at, count, of, (root, cursor.hash()?), cursor.hash()?))
         };
-        let Ok((at, count, of, root, wanted)) = parse() else { return Ok(None) };
+        let Ok((at, count, of, (root, excludes), wanted)) = parse() else { return Ok(None) };
         let index_len = count as usize * INDEX_ENTRY_BYTES;
         let end = at.checked_add(index_len as u64).and_then(|end| end.checked_add(FOOTER_BYTES));
         if at < HEADER_BYTES || end != Some(len) {
@@ -242,7 +265,8 @@ impl StatCache {
                 && entry.offset >= HEADER_BYTES
                 && entry.offset.checked_add(entry.len.into()).is_some_and(|end| end <= at)
         };
-        Ok(index.ok().filter(|index| index.iter().all(fits)).map(|index| (root, of, index)))
+        let index = index.ok().filter(|index| index.iter().all(fits));
+        Ok(index.map(|index| Footer { root, excludes, of, index }))
     }
 
     /// Directories that it knows.
@@ -253,6 +277,11 @@ impl StatCache {
     /// The state that it was written for.
     pub(crate) const fn root(&self) -> RootHash {
         self.root
+    }
+
+    /// The fingerprint of the list of excludes that it was written with.
+    pub(crate) const fn excludes(&self) -> BlockHash {
+        self.excludes
     }
 
     /// Which directory this is, if it is known.

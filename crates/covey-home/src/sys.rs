@@ -115,6 +115,18 @@ impl Names {
         Ok(names)
     }
 
+    /// Names that are known, ascending.
+    pub(crate) fn known<'n>(names: impl Iterator<Item = &'n [u8]>) -> Self {
+        let mut known = Self::default();
+        for name in names {
+            // A directory of more than 4 GiB of names was refused when it was read.
+            known.ranges.push((known.bytes.len() as u32, name.len() as u16));
+            known.bytes.extend_from_slice(name);
+            known.bytes.push(0);
+        }
+        known
+    }
+
     pub(crate) fn len(&self) -> usize {
         self.ranges.len()
     }

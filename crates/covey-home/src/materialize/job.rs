@@ -108,7 +108,7 @@ impl<'a> Job<'a> {
             linked,
             linked_dirs,
             adopted: Mutex::default(),
-            records: request.stat_cache.map(CacheWriter::new),
+            records: request.stat_cache.map(|path| CacheWriter::new(path, request.excludes.fingerprint())),
             gaps: Mutex::default(),
             kept: Mutex::default(),
             bare: Mutex::default(),

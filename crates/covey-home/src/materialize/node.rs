@@ -158,6 +158,8 @@ pub(super) fn add_record(job: &Job<'_>, node: &Node, stat: &Stat) {
                 inode: done.inode,
                 ctime: done.ctime,
                 dirty: false,
+                // Somebody else may have made a name while we did.
+                names_proven: false,
                 entry: &item.encoded,
             }),
         };

@@ -48,6 +48,7 @@ pub(super) fn read(
         ctime: stat.ctime,
         size: stat.size,
         dirty: !stable || stat_cache::is_racy(stat.ctime, read_start),
+        names_proven: false,
     })
 }
 

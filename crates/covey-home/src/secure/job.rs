@@ -34,6 +34,8 @@ pub(super) struct LinkedEntry {
     pub(super) ctime: Time,
     pub(super) size: u64,
     pub(super) dirty: bool,
+    /// As [`CachedEntry::names_proven`](crate::stat_cache::CachedEntry::names_proven).
+    pub(super) names_proven: bool,
 }
 
 #[derive(Debug, Default)]
@@ -71,6 +73,9 @@ struct Notes {
 pub(super) struct Job<'a> {
     pub(super) request: &'a SecureRequest<'a>,
     pub(super) cache: Option<&'a StatCache>,
+    /// Whether names that the cache has proven count: it was written with this list of excludes, and nothing is
+    /// missing in the home that belongs to its state.
+    pub(super) trusts_names: bool,
     lost: &'a Lost,
     gaps: &'a Gaps,
     /// Gaps that are still there.
@@ -118,9 +123,11 @@ impl<'a> Job<'a> {
         upload: &'a dyn Upload,
         warnings: Vec<String>,
     ) -> Self {
+        let excludes = request.excludes.fingerprint();
         Self {
             request,
             cache,
+            trusts_names: gaps.entries.is_empty() && cache.is_some_and(|cache| cache.excludes() == excludes),
             lost,
             gaps,
             kept_gaps: Mutex::default(),
@@ -128,7 +135,7 @@ impl<'a> Job<'a> {
             upload,
             buffers: Buffers::new(),
             linked: Mutex::default(),
-            records: request.stat_cache.map(CacheWriter::new),
+            records: request.stat_cache.map(|path| CacheWriter::new(path, excludes)),
             files: AtomicU64::new(0),
             bytes: AtomicU64::new(0),
             files_read: AtomicU64::new(0),

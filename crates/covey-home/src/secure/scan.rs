@@ -55,6 +55,7 @@ impl Slot {
                 inode: known.inode,
                 ctime: known.ctime,
                 dirty: known.dirty,
+                names_proven: known.names_proven,
                 entry: &known.entry,
             }),
         }
@@ -68,13 +69,20 @@ struct Node {
     /// The parent and our place in it.
     parent: Option<(Arc<Node>, usize)>,
     stat: Stat,
-    /// Its attributes, if its inode is as the cache of the parent has it.
-    known_xattrs: Option<Blob>,
+    known: Known,
     /// Its number in the cache.
     cached: Option<u32>,
     scanned: Mutex<Scanned>,
     /// Child directories and batches that are not done, and the scan of the directory itself.
     pending: AtomicUsize,
+}
+
+/// What the parent's record says of a directory whose inode is as it was.
+#[derive(Debug, Default)]
+struct Known {
+    xattrs: Option<Blob>,
+    /// It has the names of its own record.
+    names: bool,
 }
 
 /// What the scan of a directory found; it goes when the directory is done.
@@ -85,6 +93,8 @@ struct Scanned {
     cached: Option<CachedDir>,
     slots: Vec<Slot>,
     at: Option<Time>,
+    /// As long as its inode stays as it is, it has the names of `slots` and no others but excluded ones.
+    names_proven: bool,
 }
 
 impl Node {
@@ -93,13 +103,13 @@ impl Node {
         anchor: Arc<Anchor>,
         parent: Option<(Arc<Node>, usize)>,
         stat: Stat,
-        known_xattrs: Option<Blob>,
+        known: Known,
     ) -> Arc<Self> {
         Arc::new(Self {
             anchor,
             parent,
             stat,
-            known_xattrs,
+            known,
             cached: job.cache.and_then(|cache| cache.find(stat.device, stat.inode)),
             scanned: Mutex::default(),
             pending: AtomicUsize::new(1),
@@ -129,7 +139,7 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
 
 /// Walks everything; returns the root directory's metadata and listing.
 pub(super) fn run(job: &Job<'_>, dir: OwnedFd, stat: &Stat) -> Result<(Meta, BlockHash), SecureError> {
-    let root = Node::new(job, Anchor::root(dir), None, *stat, None);
+    let root = Node::new(job, Anchor::root(dir), None, *stat, Known::default());
     let result = Mutex::new(None);
     Queue::run(job.request.threads, Task::Scan(root), |task, queue| {
         job.check_cancel()?;
@@ -163,7 +173,7 @@ struct Child {
     slot: usize,
     name: CString,
     stat: Stat,
-    known_xattrs: Option<Blob>,
+    known: Known,
 }
 
 fn scan_dir(job: &Job<'_>, node: &Arc<Node>, queue: &Queue) -> Result<(), SecureError> {
@@ -172,15 +182,19 @@ fn scan_dir(job: &Job<'_>, node: &Arc<Node>, queue: &Queue) -> Result<(), Secure
     lock(&node.scanned).lifted_from = lifted;
     let dir = node.anchor.open().map_err(|error| unreadable(node, b"", error))?;
     let now = stat_cache::now();
-    let xattrs = match &node.known_xattrs {
+    let xattrs = match &node.known.xattrs {
         Some(xattrs) => xattrs.clone(),
         None => {
             let xattrs = sys::xattrs_of(&*dir).map_err(|error| unreadable(node, b"", error))?;
             job.blob(&xattrs.encode())?
         }
     };
-    let names = Names::read(dir.as_fd()).map_err(|error| unreadable(node, b"", error))?;
     let cached = job.cache.zip(node.cached).and_then(|(cache, number)| cache.dir(number));
+    let names = match cached.as_ref().filter(|_| node.known.names) {
+        Some(cached) => Names::known(cached.names()),
+        None => Names::read(dir.as_fd()).map_err(|error| unreadable(node, b"", error))?,
+    };
+    let mut names_proven = true;
     let mut scan = DirScan { job, node, dir: dir.as_fd(), cached: cached.as_ref(), now, blocks: Vec::new() };
     if let Some(cached) = scan.cached.filter(|_| job.asks()) {
         scan.blocks.reserve(names.len() + 1);
@@ -205,18 +219,22 @@ fn scan_dir(job: &Job<'_>, node: &Arc<Node>, queue: &Queue) -> Result<(), Secure
             Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
             Err(error) => return Err(unreadable(node, bytes, error)),
         };
-        if job.request.excludes.excludes(&path, bytes, stat.file_type == FileType::Directory) {
+        let is_dir = stat.file_type == FileType::Directory;
+        if job.request.excludes.excludes(&path, bytes, is_dir) {
+            // One that only this path excludes has to be seen when the directory is renamed.
+            names_proven &= job.request.excludes.excludes_anywhere(bytes, is_dir);
             continue;
         }
         if let Some(slot) = gap.and_then(|gap| scan.keep_gap(&path, bytes, gap, Some(&stat))) {
             slots.push(slot);
             continue;
         }
-        if stat.file_type == FileType::Directory {
-            let known_xattrs = scan.reuse_xattrs(&stat, position);
-            children.push(Child { slot: slots.len(), name: name.to_owned(), stat, known_xattrs });
+        if is_dir {
+            let known = scan.known_dir(&stat, position);
+            children.push(Child { slot: slots.len(), name: name.to_owned(), stat, known });
         } else if stat.file_type == FileType::Unknown {
             job.skip(&node.anchor.path_of(bytes));
+            names_proven = false;
             continue;
         } else if let Some(slot) = scan.reuse(name, &stat, position) {
             slots.push(slot);
@@ -245,7 +263,7 @@ fn scan_dir(job: &Job<'_>, node: &Arc<Node>, queue: &Queue) -> Result<(), Secure
             });
         }
         let parent = Some((Arc::clone(node), child.slot));
-        tasks.push(Task::Scan(Node::new(job, anchor, parent, child.stat, child.known_xattrs)));
+        tasks.push(Task::Scan(Node::new(job, anchor, parent, child.stat, child.known)));
     }
     {
         let mut scanned = lock(&node.scanned);
@@ -253,6 +271,7 @@ fn scan_dir(job: &Job<'_>, node: &Arc<Node>, queue: &Queue) -> Result<(), Secure
         scanned.cached = cached;
         scanned.slots = slots;
         scanned.at = Some(now);
+        scanned.names_proven = names_proven;
     }
     node.pending.fetch_add(tasks.len(), Ordering::SeqCst);
     queue.extend(tasks);
@@ -300,17 +319,18 @@ impl<'a> DirScan<'a> {
         Some((cached, view))
     }
 
-    /// A child directory's attributes, if they are certainly as they were.
-    fn reuse_xattrs(&mut self, stat: &Stat, position: Option<u32>) -> Option<Blob> {
-        let (_, view) = self.unchanged(stat, position)?;
+    /// What is certainly as it was of a child directory.
+    fn known_dir(&mut self, stat: &Stat, position: Option<u32>) -> Known {
+        let Some((cached, view)) = self.unchanged(stat, position) else { return Known::default() };
+        let names = cached.names_proven && self.job.trusts_names;
         if view.xattr_blocks().any(|block| self.job.is_lost(&block)) {
-            return None;
+            return Known { xattrs: None, names };
         }
-        let (xattrs, blocks) = (view.xattrs().ok()?, view.xattr_blocks());
-        if self.job.asks() {
+        let (xattrs, blocks) = (view.xattrs().ok(), view.xattr_blocks());
+        if xattrs.is_some() && self.job.asks() {
             self.blocks.extend(blocks);
         }
-        Some(xattrs)
+        Known { xattrs, names }
     }
 
     /// The cached entry, if the inode is certainly unchanged and the store is not known to lack its blocks.
@@ -335,6 +355,7 @@ impl<'a> DirScan<'a> {
                 ctime: cached.ctime,
                 size: stat.size,
                 dirty: false,
+                names_proven: false,
             });
             if *shared.entry != *cached.entry {
                 slot = self.slot(name, Some(shared.clone()), position);
@@ -373,6 +394,7 @@ impl<'a> DirScan<'a> {
             size: view.size,
             // Never taken for what is there.
             dirty: true,
+            names_proven: false,
         };
         Some(self.slot(&name, Some(known), None))
     }
@@ -410,6 +432,7 @@ impl<'a> DirScan<'a> {
             ctime: stat.ctime,
             size: stat.size,
             dirty: stat_cache::is_racy(stat.ctime, self.now),
+            names_proven: false,
         };
         self.job.request.progress.files_done(1);
         if stat.links < 2 {
@@ -618,6 +641,7 @@ fn keep_previous(
             ctime: previous.ctime,
             size: view.size,
             dirty: true,
+            names_proven: false,
         })
     };
     let Some(known) = known else {
@@ -660,6 +684,7 @@ fn complete(job: &Job<'_>, mut node: Arc<Node>) -> Result<Option<(Meta, BlockHas
             ctime: node.stat.ctime,
             size: 0,
             dirty: racy || scanned.lifted_from.is_some(),
+            names_proven: scanned.names_proven,
         };
         set_slot(&parent, slot, known);
         node = parent;
@@ -700,8 +725,8 @@ fn is_unchanged(job: &Job<'_>, dir: &CachedDir, slots: &[Slot]) -> bool {
             new.cached == Some(at as u32)
                 && new.known.as_ref().zip(dir.entry(at)).is_some_and(|(known, cached)| {
                     *known.entry == *cached.entry
-                        && (known.inode, known.ctime, known.dirty)
-                            == (cached.inode, cached.ctime, cached.dirty)
+                        && (known.inode, known.ctime, known.dirty, known.names_proven)
+                            == (cached.inode, cached.ctime, cached.dirty, cached.names_proven)
                 })
         }
     };

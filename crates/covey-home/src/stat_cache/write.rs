@@ -13,7 +13,10 @@ use std::sync::{Mutex, PoisonError};
 
 use covey_types::{BlockHash, RootHash};
 
-use super::{CachedEntry, HEADER_BYTES, IndexEntry, MAGIC, RECORD_BYTES_MAX, StatCache, VERSION, checksum};
+use super::{
+    CachedEntry, DIRTY, HEADER_BYTES, IndexEntry, MAGIC, NAMES_PROVEN, RECORD_BYTES_MAX, StatCache, VERSION,
+    checksum,
+};
 use crate::sys::Stat;
 
 const BUFFER_BYTES: usize = 256 * 1024;
@@ -45,7 +48,7 @@ impl RecordBuilder {
     /// The next name; names ascend.
     pub(crate) fn push(&mut self, entry: &CachedEntry<'_>) {
         let out = &mut self.bytes;
-        out.push(u8::from(entry.dirty));
+        out.push(u8::from(entry.dirty) * DIRTY | u8::from(entry.names_proven) * NAMES_PROVEN);
         out.extend_from_slice(&entry.inode.to_le_bytes());
         out.extend_from_slice(&entry.ctime.seconds.to_le_bytes());
         out.extend_from_slice(&entry.ctime.nanoseconds.to_le_bytes());
@@ -86,15 +89,17 @@ struct Written {
 pub(crate) struct CacheWriter {
     path: PathBuf,
     temporary: PathBuf,
+    excludes: BlockHash,
     written: Mutex<Written>,
 }
 
 impl CacheWriter {
-    /// A cache that will stand at `path`. Nothing is written as long as nothing differs from the one of before.
-    pub(crate) fn new(path: &Path) -> Self {
+    /// A cache that will stand at `path`. `excludes`: the fingerprint of the list that the home is read with. Nothing is
+    /// written as long as nothing differs from the one of before.
+    pub(crate) fn new(path: &Path, excludes: BlockHash) -> Self {
         let mut temporary = path.as_os_str().to_owned();
         temporary.push(OsString::from(format!(".{}.tmp", std::process::id())));
-        Self { path: path.to_owned(), temporary: temporary.into(), written: Mutex::default() }
+        Self { path: path.to_owned(), temporary: temporary.into(), excludes, written: Mutex::default() }
     }
 
     /// The directory is as the cache of before has it, at this number.
@@ -146,7 +151,9 @@ impl CacheWriter {
         root: &RootHash,
     ) -> io::Result<()> {
         let mut written = std::mem::take(self.written.get_mut().unwrap_or_else(PoisonError::into_inner));
-        let same = |before: &StatCache| before.len() == written.kept.len() && before.root() == *root;
+        let same = |before: &StatCache| {
+            before.len() == written.kept.len() && before.root() == *root && before.excludes() == self.excludes
+        };
         if written.failed.is_none() && written.output.is_none() && before.is_some_and(same) {
             return Ok(());
         }
@@ -182,6 +189,7 @@ impl CacheWriter {
         tail.extend_from_slice(&home.device.to_le_bytes());
         tail.extend_from_slice(&home.inode.to_le_bytes());
         tail.extend_from_slice(root.as_bytes());
+        tail.extend_from_slice(self.excludes.as_bytes());
         let mut hasher = blake3::Hasher::new();
         hasher.update(MAGIC).update(&VERSION.to_le_bytes()).update(&tail);
         output.file.write_all(&tail)?;
