@@ -16,6 +16,7 @@ mod meta;
 mod node;
 mod place;
 mod remove;
+mod renamed;
 mod tree;
 
 use std::fs::File;

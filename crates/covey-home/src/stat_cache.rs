@@ -217,7 +217,8 @@ impl StatCache {
     pub(crate) fn load(path: &Path, home: &Stat) -> Result<Self, String> {
         let file = File::open(path).map_err(|error| error.to_string())?;
         let found = Self::read_index(&file).map_err(|error| error.to_string())?;
-        let Footer { root, excludes, of, index } = found.ok_or_else(|| "it is not a stat cache, or damaged".to_owned())?;
+        let Footer { root, excludes, of, index } =
+            found.ok_or_else(|| "it is not a stat cache, or damaged".to_owned())?;
         if of != (home.device, home.inode) {
             return Err("it is of another directory".to_owned());
         }

@@ -10,12 +10,13 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use covey_types::BlockHash;
-use rustix::fs::{FileType, RenameFlags};
+use rustix::fs::FileType;
 
 use super::job::{Job, lock};
 use super::node::{FullItem, Item, Node};
+use super::renamed::{self, Former};
 use super::{MaterializeError, remove};
-use crate::manifest::{Cursor, Entry, EntryBody};
+use crate::manifest::{Content, Cursor, Entry, EntryBody};
 use crate::object;
 use crate::stat_cache::CachedDir;
 use crate::sys::{self, Names, Stat};
@@ -71,8 +72,8 @@ struct Merge<'a> {
     /// The directory's path, where the excludes ask for it.
     path: Vec<u8>,
     items: Vec<Item>,
-    /// Directories that should not be there; one of them may be a wanted one under its former name.
-    extra_dirs: Vec<(CString, Stat)>,
+    /// What should not be there, and may be something wanted under its former name.
+    former: Former,
 }
 
 impl<'a> Merge<'a> {
@@ -94,7 +95,7 @@ impl<'a> Merge<'a> {
             there: there.peekable(),
             path,
             items: Vec::new(),
-            extra_dirs: Vec::new(),
+            former: Former::default(),
         }
     }
 
@@ -163,39 +164,11 @@ impl<'a> Merge<'a> {
         while let Some(extra) = self.there.next() {
             self.extra(extra)?;
         }
-        let extra_dirs = std::mem::take(&mut self.extra_dirs);
-        for (name, stat) in extra_dirs {
-            if !self.take_renamed(&name, &stat) {
-                self.remove(&name, &stat)?;
-            }
+        let former = std::mem::take(&mut self.former);
+        for (name, stat) in renamed::take_up(self.job, self.node, self.dir, former, &mut self.items) {
+            self.remove(&name, &stat)?;
         }
         Ok(())
-    }
-
-    /// A directory that is not there may be one that should not be, renamed: what is in it is then put right
-    /// instead of fetched. Nothing is taken on trust; it is entered like any directory that was there.
-    fn take_renamed(&mut self, name: &CStr, stat: &Stat) -> bool {
-        let is_missing = |item: &FullItem, listing: &BlockHash| {
-            let wanted =
-                matches!(&item.entry.body, EntryBody::Directory { listing: wanted } if wanted == listing);
-            wanted && item.existing.is_none()
-        };
-        let cache = self.job.cache.as_ref();
-        let known = cache.and_then(|cache| cache.dir(cache.find(stat.device, stat.inode)?));
-        let Some(known) = known else { return false };
-        let missing = self.items.iter_mut().find_map(|item| match item {
-            Item::Full(item) if is_missing(item, &known.listing) => Some(item),
-            _ => None,
-        });
-        let Some(item) = missing else { return false };
-        let new_name = item.name.as_c_str();
-        let renamed =
-            rustix::fs::renameat_with(self.dir, name, self.dir, new_name, RenameFlags::NOREPLACE).is_ok();
-        if renamed {
-            self.node.touch(self.job);
-            item.existing = sys::stat_at(self.dir, &item.name).ok();
-        }
-        renamed
     }
 
     fn excludes(&self, name: &[u8], stat: &Stat) -> bool {
@@ -227,10 +200,28 @@ impl<'a> Merge<'a> {
             return Ok(());
         }
         if stat.file_type == FileType::Directory {
-            self.extra_dirs.push((name.to_owned(), stat));
+            self.former.dirs.push((name.to_owned(), stat));
+            return Ok(());
+        }
+        if let Some(content) = self.known_content(name, &stat) {
+            self.former.files.push((name.to_owned(), stat, content));
             return Ok(());
         }
         self.remove(name, &stat)
+    }
+
+    /// What a regular file that is there contains, if the stat cache proves it.
+    fn known_content(&mut self, name: &CStr, stat: &Stat) -> Option<Content> {
+        if stat.file_type != FileType::RegularFile || stat.links != 1 || stat.size == 0 {
+            return None;
+        }
+        let dir = self.cached?;
+        let known = dir.entry(dir.position(name.to_bytes(), &mut self.cached_at)? as usize)?;
+        known.unchanged(dir.device, stat)?;
+        match Entry::decode(&mut Cursor::new(known.entry, "cached entry")).ok()?.body {
+            EntryBody::File(content) => Some(content),
+            _ => None,
+        }
     }
 
     fn remove(&self, name: &CStr, stat: &Stat) -> Result<(), MaterializeError> {
@@ -258,7 +249,15 @@ impl<'a> Merge<'a> {
             other => other,
         };
         let keep = existing.is_some_and(|stat| self.is_right(&name, &encoded, &stat));
-        self.items.push(Item::Full(Box::new(FullItem { name, entry, encoded, existing, keep, done: None })));
+        self.items.push(Item::Full(Box::new(FullItem {
+            name,
+            entry,
+            encoded,
+            existing,
+            keep,
+            moved: None,
+            done: None,
+        })));
         Ok(())
     }
 

@@ -9,7 +9,7 @@ use covey_types::BlockHash;
 
 use super::job::{Job, lock};
 use crate::anchor::Anchor;
-use crate::manifest::{Entry, Meta};
+use crate::manifest::{Content, Entry, Meta};
 use crate::stat_cache::{CachedDir, CachedEntry, RecordBuilder};
 use crate::sys::Stat;
 
@@ -30,6 +30,8 @@ pub(super) struct FullItem {
     pub(super) existing: Option<Stat>,
     /// The target's inode already is what the snapshot says; of a directory its own metadata, not what is in it.
     pub(super) keep: bool,
+    /// It was there under another name, with this content.
+    pub(super) moved: Option<Content>,
     /// As it is in the end, for the stat cache.
     pub(super) done: Option<Stat>,
 }

@@ -13,7 +13,7 @@ use rustix::fs::AtFlags;
 use super::job::{Job, lock};
 use super::node::Node;
 use super::{MaterializeError, file};
-use crate::manifest::{Cursor, Entry, EntryBody, MalformedObject};
+use crate::manifest::{Content, Cursor, Entry, EntryBody, MalformedObject};
 use crate::path::show;
 use crate::sys::{self, Stat};
 
@@ -39,7 +39,7 @@ pub(super) fn place(
     node: &Arc<Node>,
     number: usize,
 ) -> Result<Vec<Arc<Node>>, MaterializeError> {
-    let (name, entry, existing, keep) = {
+    let (name, entry, existing, keep, moved) = {
         let held = lock(&node.held);
         let Some(item) = held.full(number) else { return Ok(Vec::new()) };
         let linked = job.group(&node.linked, item.name.to_bytes()).is_some();
@@ -48,13 +48,17 @@ pub(super) fn place(
             placed(job, node, number, None);
             return Ok(Vec::new());
         }
-        (item.name.clone(), item.entry.clone(), item.existing, item.keep)
+        (item.name.clone(), item.entry.clone(), item.existing, item.keep, item.moved.clone())
     };
     if let Some(group) = job.group(&node.linked, name.to_bytes()) {
         return place_linked(job, node, number, group);
     }
     debug_assert!(!keep || existing.is_some_and(|stat| stat.links != 1), "it would have been kept");
-    let old = existing.filter(|stat| stat.links == 1).and_then(|stat| old_content(job, node, &name, &stat));
+    let old = existing.filter(|stat| stat.links == 1).and_then(|stat| {
+        let content = moved.or_else(|| old_content(node, &name, &stat))?;
+        let dir = node.anchor.open().ok()?;
+        file::Old::open(job, dir.as_fd(), &name, &stat, content)
+    });
     if let (Some(old), EntryBody::File(content)) = (&old, &entry.body)
         && old.content == *content
     {
@@ -81,20 +85,16 @@ fn placed(job: &Job<'_>, node: &Node, number: usize, stat: Option<Stat>) {
 }
 
 /// What a regular file that is there contains, if the stat cache proves it.
-fn old_content(job: &Job<'_>, node: &Node, name: &CStr, stat: &Stat) -> Option<file::Old> {
-    let content = {
-        let held = lock(&node.held);
-        let cached = held.cached.as_ref()?;
-        // Names that are put in place one by one are few, so looking from the front is not too much.
-        let known = cached.entry(cached.position(name.to_bytes(), &mut 0)? as usize)?;
-        known.unchanged(cached.device, stat)?;
-        match Entry::decode(&mut Cursor::new(known.entry, "cached entry")).ok()?.body {
-            EntryBody::File(content) => content,
-            _ => return None,
-        }
-    };
-    let dir = node.anchor.open().ok()?;
-    file::Old::open(job, dir.as_fd(), name, stat, content)
+fn old_content(node: &Node, name: &CStr, stat: &Stat) -> Option<Content> {
+    let held = lock(&node.held);
+    let cached = held.cached.as_ref()?;
+    // Names that are put in place one by one are few, so looking from the front is not too much.
+    let known = cached.entry(cached.position(name.to_bytes(), &mut 0)? as usize)?;
+    known.unchanged(cached.device, stat)?;
+    match Entry::decode(&mut Cursor::new(known.entry, "cached entry")).ok()?.body {
+        EntryBody::File(content) => Some(content),
+        _ => None,
+    }
 }
 
 /// Unlinks what is there and creates the name; none: it is a gap.

@@ -108,6 +108,50 @@ fn a_directory_that_was_renamed_and_changed_is_what_the_snapshot_says() {
 }
 
 #[test]
+fn of_a_directory_that_was_renamed_and_changed_only_the_change_is_fetched() {
+    let both = Both::new(|home| {
+        for (dir, count) in [("first", 9), ("second", 7)] {
+            fs::create_dir(home.join(dir)).unwrap();
+            for number in 0..count {
+                let name = format!("{dir}/{dir}-{number}");
+                fs::write(home.join(name), noise(number * 100 + count, 3000)).unwrap();
+            }
+        }
+    });
+    fs::rename(both.home.join("first"), both.home.join("a")).unwrap();
+    fs::rename(both.home.join("second"), both.home.join("b")).unwrap();
+    fs::write(both.home.join("a/first-3"), noise(77, 4000)).unwrap();
+    fs::remove_file(both.home.join("b/second-1")).unwrap();
+    fs::write(both.home.join("b/new"), noise(78, 500)).unwrap();
+    settle();
+    let report = both.put_over(both.secure());
+    assert_eq!((report.bytes_fetched, report.removed), (4000 + 500, 2));
+}
+
+#[test]
+fn a_renamed_file_is_renamed_and_not_fetched() {
+    let both = Both::new(|home| {
+        for number in 0..3 {
+            fs::write(home.join(format!("log.{number}")), noise(number, 20_000)).unwrap();
+        }
+        fs::hard_link(home.join("log.0"), home.join("linked")).unwrap();
+        fs::write(home.join("twin-1"), noise(50, 1000)).unwrap();
+        fs::write(home.join("twin-2"), noise(50, 1000)).unwrap();
+    });
+    let at = |name: &str| both.home.join(name);
+    fs::rename(at("log.2"), at("old-log")).unwrap();
+    fs::rename(at("log.1"), at("log.2")).unwrap();
+    fs::set_permissions(at("old-log"), fs::Permissions::from_mode(0o400)).unwrap();
+    fs::rename(at("twin-1"), at("one")).unwrap();
+    fs::rename(at("twin-2"), at("two")).unwrap();
+    settle();
+    let report = both.put_over(both.secure());
+    // `log.2` is another file under a name that was there: only what is too many is taken for renamed.
+    assert_eq!(report.bytes_fetched, 20_000 + 20_000);
+    assert_eq!(report.files_written, 2);
+}
+
+#[test]
 fn a_file_in_the_way_of_a_renamed_directory_and_the_other_way_round_are_replaced() {
     let both = Both::new(two_packages);
     fs::rename(both.home.join("left"), both.home.join("moved")).unwrap();

@@ -282,6 +282,59 @@ fn after_copying_ahead_only_what_changed_since_is_read() {
 }
 
 #[test]
+fn a_name_that_only_its_path_excludes_is_kept_once_the_directory_has_another() {
+    let scratch = support::scratch();
+    let home = scratch.path().join("home");
+    fs::create_dir_all(home.join("a/left")).unwrap();
+    fs::write(home.join("a/left/out"), b"12345").unwrap();
+    fs::write(home.join("a/left/kept"), b"123").unwrap();
+    settle();
+    let (store, cache) = (MemoryStore::new(), scratch.path().join("cache"));
+    let secure = |store: &MemoryStore, cache, excludes: &str| {
+        support::secure_excluding(&home, store, cache, &Excludes::parse(excludes)).unwrap()
+    };
+    for _ in 0..2 {
+        assert_eq!(secure(&store, Some(&*cache), "a/left/out").files, 1);
+    }
+    fs::rename(home.join("a"), home.join("b")).unwrap();
+    let moved = secure(&store, Some(&cache), "a/left/out");
+    assert_eq!((moved.files, moved.root), (2, secure(&MemoryStore::new(), None, "a/left/out").root));
+    // The other way round, and by another list: nothing that was proven with one list counts with another.
+    for excludes in ["b/left/kept", "out", "none-of-them", "*t"] {
+        let found = secure(&store, Some(&cache), excludes);
+        let wanted = secure(&MemoryStore::new(), None, excludes);
+        assert_eq!((found.root, found.files), (wanted.root, wanted.files), "{excludes}");
+    }
+}
+
+#[test]
+fn names_that_come_and_go_in_a_directory_that_was_proven_are_seen() {
+    let scratch = support::scratch();
+    let home = scratch.path().join("home");
+    fs::create_dir_all(home.join("dir/deep")).unwrap();
+    fs::write(home.join("dir/deep/first"), b"1").unwrap();
+    settle();
+    let (store, cache) = (MemoryStore::new(), scratch.path().join("cache"));
+    let secured_files = || {
+        let secured = secure_dir(&home, &store, Some(&cache)).unwrap();
+        assert_eq!(secured.root, secure_dir(&home, &MemoryStore::new(), None).unwrap().root);
+        settle();
+        secured.files
+    };
+    let deep = home.join("dir/deep");
+    assert_eq!((secured_files(), secured_files()), (1, 1));
+    fs::write(deep.join("second"), b"2").unwrap();
+    assert_eq!((secured_files(), secured_files()), (2, 2));
+    fs::rename(deep.join("first"), home.join("dir/first")).unwrap();
+    assert_eq!((secured_files(), secured_files()), (2, 2));
+    fs::remove_file(deep.join("second")).unwrap();
+    fs::hard_link(home.join("dir/first"), deep.join("linked")).unwrap();
+    assert_eq!((secured_files(), secured_files()), (2, 2));
+    fs::remove_file(deep.join("linked")).unwrap();
+    assert_eq!((secured_files(), secured_files()), (1, 1));
+}
+
+#[test]
 fn a_renamed_directory_is_not_read_again() {
     let scratch = support::scratch();
     let home = scratch.path().join("home");

@@ -228,11 +228,21 @@ pub(crate) fn secure_dir(
     store: &dyn covey_home::BlockStore,
     stat_cache: Option<&Path>,
 ) -> Result<covey_home::SecureReport, covey_home::SecureError> {
+    secure_excluding(dir, store, stat_cache, &covey_home::Excludes::none())
+}
+
+/// The same with excludes.
+pub(crate) fn secure_excluding(
+    dir: &Path,
+    store: &dyn covey_home::BlockStore,
+    stat_cache: Option<&Path>,
+    excludes: &covey_home::Excludes,
+) -> Result<covey_home::SecureReport, covey_home::SecureError> {
     covey_home::secure(&covey_home::SecureRequest {
         dir,
         store,
         stat_cache,
-        excludes: &covey_home::Excludes::none(),
+        excludes,
         previous: None,
         cancel: &std::sync::atomic::AtomicBool::new(false),
         progress: &covey_home::NoProgress,
