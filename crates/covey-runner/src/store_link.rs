@@ -18,7 +18,7 @@ use covey_home::backend::{
 use covey_home::name::check_name;
 use covey_wire::frame::{self, FrameError};
 use covey_wire::generation::{STORE_LINK, STORE_LINK_MIN};
-use covey_wire::store::{STORE_PIECE_BYTES_MAX, StoreAnswer, StoreRequest};
+use covey_wire::store::{STORE_PIECE_BYTES_MAX, StoreAnswer, StoreExpected, StoreRequest};
 
 /// Longest wait for one answer: the server tries a bucket again and again for a few minutes.
 const ANSWER_MAX: Duration = Duration::from_secs(600);
@@ -245,8 +245,19 @@ impl Backend for LinkedBackend {
         }
     }
 
-    fn put_if(&self, key: &Key, _: &[u8], _: &Expected) -> Result<PutOutcome, BackendError> {
-        Err(self.not_here("replace", key))
+    fn put_if(&self, key: &Key, bytes: &[u8], expected: &Expected) -> Result<PutOutcome, BackendError> {
+        let expected = match expected {
+            Expected::Absent => StoreExpected::Absent,
+            Expected::Version(version) => StoreExpected::Version { version: version.as_str().to_owned() },
+            Expected::Any => StoreExpected::Any,
+        };
+        // Asked twice when a link breaks, the second meets what the first has written, and says so.
+        let request = StoreRequest::PutIf { key: key.to_string(), bytes: bytes.to_vec(), expected };
+        match self.links.ask(&request)? {
+            StoreAnswer::Written { version } => Ok(PutOutcome::Written(FileVersion::new(version))),
+            StoreAnswer::Conflict => Ok(PutOutcome::Conflict),
+            other => Err(self.links.failed("write to", other)),
+        }
     }
 }
 

@@ -1,17 +1,17 @@
 //! Server side of the store link: runners read blocks and add packs through the server, which holds the key.
 //!
 //! What stays true: a runner reaches the files of its own org only, adds packs whose every block was checked here (I7),
-//! and can neither remove a file nor replace one. What does not belong here: what the files mean, and over what they
+//! and can neither remove a file nor replace one, but for the list of packs that it has found damaged, which it may make longer. What does not belong here: what the files mean, and over what they
 //! are reached.
 
 use std::io::{Read, Write};
 use std::sync::Arc;
 
-use covey_home::backend::{Backend, BackendError, Key, OpenStore};
-use covey_home::{DamagedPack, check_pack};
+use covey_home::backend::{Backend, BackendError, Expected, Key, OpenStore, PutOutcome};
+use covey_home::{DamagedPack, Suspects, check_pack};
 use covey_wire::frame::{self, FrameError};
 use covey_wire::generation::{self, STORE_LINK, STORE_LINK_MIN};
-use covey_wire::store::{STORE_PIECE_BYTES_MAX, StoreAnswer, StoreRequest};
+use covey_wire::store::{STORE_PIECE_BYTES_MAX, StoreAnswer, StoreExpected, StoreRequest};
 
 /// Links that are served at once; a runner has some for each home that it secures.
 pub const STORE_LINKS_MAX: usize = 64;
@@ -153,10 +153,39 @@ fn done(files: &Arc<dyn Backend>, pack: &mut Vec<u8>, request: StoreRequest) -> 
             publish(files, &target, &std::mem::take(pack))?;
             StoreAnswer::Done
         }
+        StoreRequest::PutIf { key: file, bytes, expected } => put_if(files, &key(&file)?, &bytes, expected)?,
         StoreRequest::Flush { dir } => {
             files.flush(&key(&dir)?)?;
             StoreAnswer::Done
         }
+    })
+}
+
+/// Only the list of damaged packs, and only more of them: a secure must be able to write down what it has found.
+fn put_if(
+    files: &Arc<dyn Backend>,
+    target: &Key,
+    bytes: &[u8],
+    expected: StoreExpected,
+) -> Result<StoreAnswer, Failed> {
+    if !Suspects::is_key(target) {
+        return Err(refused(format!("{target} is the server's")));
+    }
+    let now = files.get(target)?;
+    if !Suspects::only_adds_damage(now.as_ref().map(|now| now.bytes.as_slice()), bytes) {
+        return Err(refused(format!("{target}: a runner may only add packs that it has found damaged")));
+    }
+    // On the condition that it still is what was looked at.
+    let is_as_expected = match (&now, &expected) {
+        (_, StoreExpected::Any) | (None, StoreExpected::Absent) => true,
+        (Some(now), StoreExpected::Version { version }) => now.version.as_str() == version,
+        (None, StoreExpected::Version { .. }) | (Some(_), StoreExpected::Absent) => false,
+    };
+    let expected = now.map_or(Expected::Absent, |now| Expected::Version(now.version));
+    let put = if is_as_expected { files.put_if(target, bytes, &expected)? } else { PutOutcome::Conflict };
+    Ok(match put {
+        PutOutcome::Written(version) => StoreAnswer::Written { version: version.as_str().to_owned() },
+        PutOutcome::Conflict => StoreAnswer::Conflict,
     })
 }
 
@@ -258,6 +287,34 @@ mod tests {
         let (answers, ended) = asked(&store, &[open(), append, publish]);
         assert!(matches!(&answers[2], StoreAnswer::Refused { reason } if reason.contains("already")));
         assert!(ended.is_err());
+    }
+
+    #[test]
+    fn damage_is_written_down_and_nothing_else_is_replaced() {
+        let text = |packs: &[&str]| {
+            let lines: String = packs.iter().map(|line| format!("{line}\n")).collect();
+            let body = format!("covey-suspects 1\n{lines}");
+            let checksum = covey_types::BlockHash::of(body.as_bytes());
+            format!("{body}checksum {checksum}\n").into_bytes()
+        };
+        let (one, two) = (format!("{:032x} damaged", 1), format!("{:032x} damaged", 2));
+        let replaced = format!("{:032x} replaced", 2);
+        let store = Memory::default();
+        let put = |key: &str, packs: &[&str], expected: StoreExpected| {
+            let request = StoreRequest::PutIf { key: key.to_owned(), bytes: text(packs), expected };
+            asked(&store, &[open(), request]).0.remove(1)
+        };
+        let file = "damage/suspects";
+        let first = put(file, &[&one], StoreExpected::Absent);
+        let StoreAnswer::Written { version } = first else { panic!("{first:?}") };
+        assert_eq!(put(file, &[&one], StoreExpected::Absent), StoreAnswer::Conflict);
+        let is_refused = |answer| matches!(answer, StoreAnswer::Refused { .. });
+        for packs in [&[two.as_str()][..], &[], &[&one, &replaced], &["nonsense"]] {
+            assert!(is_refused(put(file, packs, StoreExpected::Any)), "{packs:?}");
+        }
+        assert!(is_refused(put("homes/h/current", &[&one], StoreExpected::Any)));
+        let more = put(file, &[&one, &two], StoreExpected::Version { version });
+        assert!(matches!(more, StoreAnswer::Written { .. }), "{more:?}");
     }
 
     #[test]

@@ -2,8 +2,8 @@
 //! place where it lies.
 //!
 //! Order: [`StoreRequest::Open`] first, then any; one answer for each request, in order. What [`StoreRequest::Append`]
-//! has brought belongs to the link and is gone when it ends. A runner can add packs and read; it can remove nothing
-//! and move no pointer, because those are the server's. Keys are those of the org that was opened, names joined by `/`.
+//! has brought belongs to the link and is gone when it ends. A runner can add packs, say in which packs it has found
+//! damage, and read; it can remove nothing and move no pointer, because those are the server's. Keys are those of the org that was opened, names joined by `/`.
 
 use serde::{Deserialize, Serialize};
 
@@ -75,6 +75,32 @@ pub enum StoreRequest {
         /// The directory.
         dir: String,
     },
+    /// Replaces a small file under a condition. The server takes only additions to the list of packs in which damage
+    /// was found.
+    PutIf {
+        /// The file.
+        key: String,
+        /// All of it.
+        #[serde(with = "serde_bytes")]
+        bytes: Vec<u8>,
+        /// What must be there.
+        expected: StoreExpected,
+    },
+}
+
+/// What must be there for a conditional put to happen.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "expected", rename_all = "snake_case")]
+pub enum StoreExpected {
+    /// No such file.
+    Absent,
+    /// The file as it was read.
+    Version {
+        /// From [`StoreAnswer::File`].
+        version: String,
+    },
+    /// Anything.
+    Any,
 }
 
 /// Server to runner.
@@ -115,6 +141,13 @@ pub enum StoreAnswer {
         /// What the store tells versions apart by.
         version: String,
     },
+    /// To `PutIf`: it is there.
+    Written {
+        /// What the store tells versions apart by.
+        version: String,
+    },
+    /// To `PutIf`: something else was there than expected, and still is.
+    Conflict,
     /// The place has answered that there is no such file.
     NotFound {
         /// The file, with its place.
