@@ -90,6 +90,7 @@ impl Client {
     /// When it is not certain that it is there, whole and as it was sent.
     pub(crate) async fn put_file(&self, path: &Path, parts: &[Bytes]) -> Result<(), Failure> {
         let len: usize = parts.iter().map(Bytes::len).sum();
+        self.note_written(path);
         if len <= WHOLE_BYTES_MAX {
             match self.put_whole(path, parts, len).await {
                 Err(failure) if failure.kind() == FailureKind::Lost && parts.len() > 1 => {

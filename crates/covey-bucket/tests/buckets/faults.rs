@@ -9,7 +9,7 @@ use super::servers;
 fn broken_under(fault: Fault, every: u64) -> Vec<String> {
     let mut found = Vec::new();
     for server in servers::all() {
-        let proxy = Proxy::before(server.address);
+        let proxy = Proxy::before(&server);
         proxy.break_things(Schedule::Every(every, fault), |_| true);
         let fresh = || server.fresh(&proxy.url());
         let under = if fault == Fault::FlippedAnswer { broken_above(&fresh) } else { broken(fresh) };
@@ -80,7 +80,7 @@ fn an_answer_that_is_lost() {
 fn any_fault_at_random() {
     for seed in 0..6 {
         for server in servers::all() {
-            let proxy = Proxy::before(server.address);
+            let proxy = Proxy::before(&server);
             proxy.break_things(Schedule::Random(seed), |_| true);
             let under = broken_above(&|| server.fresh(&proxy.url()));
             assert_eq!(under, Vec::<String>::new(), "{}, seed {seed}", server.name);
