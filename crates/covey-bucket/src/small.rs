@@ -113,7 +113,9 @@ impl Client {
                 if self.trusts_etags() && is_checksum_of(&etag, bytes) {
                     return Ok(Put::Written(etag));
                 }
-                self.settle(path, bytes, write, tries, &condition, Some(etag)).await
+                let is_other = self.trusts_etags();
+                let settled = self.settle(path, bytes, write, tries, &condition, Some(etag)).await;
+                settled.map_err(|failure| failure.leaving_damage(is_other))
             }
             // The answer of a server that finds nothing to compare with, or something else.
             Err(failure) if matches!(failure.kind(), FailureKind::Condition | FailureKind::Absent) => {
@@ -160,7 +162,8 @@ impl Client {
         if is_ours(&found) {
             // Nobody can have read it and gone on from it, so nobody replaces it either.
             tries.lock().unwrap_or_else(PoisonError::into_inner).condition = Condition::Etag(found.etag);
-            return Err(Failure::new(FailureKind::Damaged, "it was stored with other bytes than were sent"));
+            let text = "it was stored with other bytes than were sent";
+            return Err(Failure::new(FailureKind::Damaged, text).leaving_damage(true));
         }
         // Of those who replace the same version one succeeds, and that was somebody else; also where a server lets two,
         // and has kept the other's.
