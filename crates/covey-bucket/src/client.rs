@@ -24,6 +24,8 @@ use crate::settings::{Settings, SettingsError, shown};
 use crate::wire::{Answer, Connector, Requests, seen};
 use crate::witness::{NAMES_MAX, NamesShown, Witness};
 
+/// Where pointers lie, below an org.
+const HOMES_DIR: &str = "homes/";
 /// Metadata of a small object that names the one put that wrote it.
 pub(crate) const WRITE_ATTRIBUTE: &str = "covey-write";
 /// And what it has replaced: the entity tag without quotes, or `nothing`, or `anything`.
@@ -181,10 +183,15 @@ impl Client {
 
     /// Whether the list of names shows this one.
     async fn is_listed(&self, path: &Path) -> Result<bool, Failure> {
-        if self.witness().lacks(path) {
+        let prefix = self.org_prefix(path);
+        // A pointer that is taken for absent costs a home, so an earlier list is no witness for one.
+        let is_of_home = prefix.as_ref().is_some_and(|org| {
+            path.as_ref().strip_prefix(org.as_str()).is_some_and(|key| key.starts_with(HOMES_DIR))
+        });
+        if !is_of_home && self.witness().lacks(path) {
             return Ok(false);
         }
-        if let Some(prefix) = self.org_prefix(path) {
+        if let Some(prefix) = prefix {
             let writes_before = self.witness().writes();
             let taken = Instant::now();
             let found = self.page(&prefix, None, None, Some(NAMES_MAX)).await?;

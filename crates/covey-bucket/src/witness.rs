@@ -2,8 +2,8 @@
 //!
 //! What stays true: what this process has written since is never taken for absent; a name that the list has shown is
 //! asked for anew. So the one thing that a second-old list can get wrong is an object that somebody else has made within
-//! that second, and only if the server says of that very object that it is not there. What does not belong here: making
-//! lists.
+//! that second, and only if the server says of that very object that it is not there; pointers are not asked about here.
+//! What does not belong here: making lists.
 
 use std::collections::HashSet;
 use std::time::Duration;
