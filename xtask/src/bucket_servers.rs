@@ -38,7 +38,8 @@ struct Running {
     name: &'static str,
     child: Child,
     address: SocketAddr,
-    checks_keys: bool,
+    /// It checks keys, and it checks a condition and writes in one step.
+    is_real: bool,
     log: PathBuf,
 }
 
@@ -72,7 +73,7 @@ impl BucketServers {
         let one = |server: &Running| {
             json!({
                 "name": server.name, "address": server.address.to_string(), "id": KEY_ID, "secret": SECRET,
-                "checks_keys": server.checks_keys,
+                "checks_keys": server.is_real, "is_atomic": server.is_real,
             })
         };
         self.running.iter().map(one).collect()
@@ -144,7 +145,7 @@ impl BucketServers {
         name: &'static str,
         mut command: Command,
         port: u16,
-        checks_keys: bool,
+        is_real: bool,
     ) -> anyhow::Result<()> {
         let log = self.data.path().join(format!("{name}.log"));
         let file = fs::File::create(&log)?;
@@ -152,7 +153,7 @@ impl BucketServers {
         command.stdin(Stdio::null()).stdout(file.try_clone()?).stderr(file);
         let child = command.spawn().with_context(|| format!("{name} does not start"))?;
         let address = SocketAddr::from(([127, 0, 0, 1], port));
-        self.running.push(Running { name, child, address, checks_keys, log });
+        self.running.push(Running { name, child, address, is_real, log });
         Ok(())
     }
 }

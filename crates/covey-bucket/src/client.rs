@@ -4,8 +4,8 @@
 //! list of names); a whole object is compared with its entity tag, a range with the length that was asked for. What
 //! does not belong here: what objects mean, and writing them (`crate::small`, `crate::upload`).
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use bytes::Bytes;
 use md5::{Digest as _, Md5};
@@ -15,13 +15,17 @@ use object_store::path::Path;
 use object_store::{
     Attribute, GetOptions, GetRange, GetResult, ObjectMeta, ObjectStore as _, ObjectStoreExt as _,
 };
+use tokio::time::Instant;
 
 use crate::failure::{Failure, FailureKind, Told};
 use crate::patience::Patience;
 use crate::place::BucketPlace;
 use crate::settings::{Settings, SettingsError, shown};
 use crate::wire::{Answer, Connector, Requests, seen};
+use crate::witness::{NAMES_MAX, NamesShown, Witness};
 
+/// Where pointers lie, below an org.
+const HOMES_DIR: &str = "homes/";
 /// Metadata of a small object that names the one put that wrote it.
 pub(crate) const WRITE_ATTRIBUTE: &str = "covey-write";
 /// And what it has replaced: the entity tag without quotes, or `nothing`, or `anything`.
@@ -51,6 +55,7 @@ pub(crate) struct Client {
     requests: Arc<Requests>,
     /// Entity tags of this bucket are no checksums (it encrypts with keys of its own).
     opaque_etags: AtomicBool,
+    witness: Mutex<Witness>,
 }
 
 impl Client {
@@ -72,6 +77,7 @@ impl Client {
             key_id: settings.key.as_ref().map(|key| key.id.clone()),
             requests,
             opaque_etags: AtomicBool::new(false),
+            witness: Mutex::default(),
         })
     }
 
@@ -166,10 +172,47 @@ impl Client {
         Ok(self.patience.persist(ask).await?.0)
     }
 
+    /// This process is about to write it.
+    pub(crate) fn note_written(&self, path: &Path) {
+        self.witness().note_written(path);
+    }
+
+    fn witness(&self) -> MutexGuard<'_, Witness> {
+        self.witness.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Whether the list of names shows this one.
-    pub(crate) async fn is_listed(&self, path: &Path) -> Result<bool, Failure> {
+    async fn is_listed(&self, path: &Path) -> Result<bool, Failure> {
+        let prefix = self.org_prefix(path);
+        // A pointer that is taken for absent costs a home, so an earlier list is no witness for one.
+        let is_of_home = prefix.as_ref().is_some_and(|org| {
+            path.as_ref().strip_prefix(org.as_str()).is_some_and(|key| key.starts_with(HOMES_DIR))
+        });
+        if !is_of_home && self.witness().lacks(path) {
+            return Ok(false);
+        }
+        if let Some(prefix) = prefix {
+            let writes_before = self.witness().writes();
+            let taken = Instant::now();
+            let found = self.page(&prefix, None, None, Some(NAMES_MAX)).await?;
+            let names = found.result.objects.iter().map(|object| object.location.to_string()).collect();
+            let shown = NamesShown::new(taken, prefix, names, found.page_token.is_some());
+            let is_shown = shown.shows(path);
+            self.witness().keep(shown, writes_before);
+            if let Some(is_shown) = is_shown {
+                return Ok(is_shown);
+            }
+        }
         let found = self.page(path.as_ref(), None, None, Some(1)).await?;
         Ok(found.result.objects.iter().any(|object| object.location == *path))
+    }
+
+    /// What the names of all files of the org begin with that `path` belongs to.
+    fn org_prefix(&self, path: &Path) -> Option<String> {
+        let prefix = self.place.prefix();
+        let start = if prefix.is_empty() { "orgs/".to_owned() } else { format!("{prefix}/orgs/") };
+        let (org, _) = path.as_ref().strip_prefix(&start)?.split_once('/')?;
+        Some(format!("{start}{org}/"))
     }
 
     /// Asks again as long as the answer "not there" is contradicted by the list; absent only when both say so.

@@ -38,11 +38,23 @@ pub(crate) enum FailureKind {
 pub(crate) struct Failure {
     kind: FailureKind,
     text: String,
+    /// Bytes that nobody has sent are visible under the object's name.
+    leaves_damage: bool,
 }
 
 impl Failure {
     pub(crate) fn new(kind: FailureKind, text: impl Into<String>) -> Self {
-        Self { kind, text: text.into() }
+        Self { kind, text: text.into(), leaves_damage: false }
+    }
+
+    /// The same of a put that has stored other bytes than were sent, if it has.
+    pub(crate) const fn leaving_damage(mut self, leaves_damage: bool) -> Self {
+        self.leaves_damage |= leaves_damage;
+        self
+    }
+
+    pub(crate) const fn leaves_damage(&self) -> bool {
+        self.leaves_damage
     }
 
     pub(crate) const fn kind(&self) -> FailureKind {
@@ -55,7 +67,10 @@ impl Failure {
 
     /// The same, from who has given up.
     pub(crate) fn after(self, tries: u32, time: Duration) -> Self {
-        let text = format!("{} (tried {tries} times in {:.1} s)", self.text, time.as_secs_f32());
+        let mut text = format!("{} (tried {tries} times in {:.1} s)", self.text, time.as_secs_f32());
+        if self.leaves_damage {
+            text.push_str("; what is stored under this name is damaged: repair the store");
+        }
         Self { text, ..self }
     }
 
@@ -83,7 +98,7 @@ impl Failure {
             Some(skew) => format!("{} ({text})", clock(skew, at)),
             None => text,
         };
-        Self { kind, text }
+        Self::new(kind, text)
     }
 }
 

@@ -39,6 +39,7 @@ mod small;
 mod store;
 mod upload;
 mod wire;
+mod witness;
 
 pub use patience::Patience;
 pub use place::{BucketPlace, InvalidPlace};

@@ -2,7 +2,8 @@
 //!
 //! What stays true: every wait has an end; waits grow and are spread at random, so that many clients of a server that
 //! comes back do not come back together; who gives up says how often it was tried, for how long, and what the last
-//! answer was. What does not belong here: which failures may pass.
+//! answer was. Whoever has left damage behind goes on until the deadline, however often it was tried. What does not
+//! belong here: which failures may pass.
 
 use std::future::Future;
 use std::hash::{BuildHasher as _, RandomState};
@@ -84,17 +85,20 @@ impl Patience {
         F: Future<Output = Result<T, Failure>>,
     {
         let begun = Instant::now();
-        let mut number = 1;
+        let (mut number, mut leaves_damage) = (1, false);
         loop {
             let failure = match attempt(number).await {
                 Ok(done) => return Ok(done),
-                Err(failure) => failure,
+                // What an earlier try has left behind is there until a later one succeeds.
+                Err(failure) => failure.leaving_damage(leaves_damage),
             };
+            leaves_damage = failure.leaves_damage();
             let wait = self.wait(number);
             if is_enough(&failure) {
-                return Err(failure);
+                return Err(if leaves_damage { failure.after(number, begun.elapsed()) } else { failure });
             }
-            if number >= self.tries_max || begun.elapsed() + wait >= self.deadline {
+            let is_tried_enough = number >= self.tries_max && !leaves_damage;
+            if is_tried_enough || begun.elapsed() + wait >= self.deadline {
                 return Err(failure.after(number, begun.elapsed()));
             }
             tracing::debug!(try_number = number, failure = %failure, "trying again");
@@ -142,6 +146,25 @@ mod tests {
         assert_eq!(tries, Patience::default().tries_max);
         assert!(failure.to_string().contains("tried 10 times"), "{failure}");
         assert_eq!(failing(FailureKind::Refused).1, 1);
+    }
+
+    #[test]
+    fn what_left_damage_behind_is_tried_until_it_is_mended() {
+        let tries_max = Patience::default().tries_max;
+        let tried = blocking(quick().persist(|number| async move {
+            match number {
+                2 => Err(Failure::new(FailureKind::Damaged, "flipped").leaving_damage(true)),
+                number if number > tries_max * 3 => Ok(number),
+                _ => Err(Failure::new(FailureKind::Busy, "broken")),
+            }
+        }));
+        assert_eq!(tried.unwrap(), tries_max * 3 + 1);
+        let patience = Patience { deadline: Duration::from_millis(1), ..quick() };
+        let failed = blocking(patience.persist(|_| async {
+            Err::<(), _>(Failure::new(FailureKind::Damaged, "flipped").leaving_damage(true))
+        }));
+        let text = failed.unwrap_err().to_string();
+        assert!(text.contains("flipped") && text.contains("repair the store"), "{text}");
     }
 
     #[test]

@@ -6,6 +6,7 @@
 //! sentences about wrong settings (`crate::failure`).
 
 use covey_home::backend::SMALL_FILE_BYTES_MAX;
+use covey_types::BlockHash;
 use object_store::path::Path;
 use object_store::{ObjectStore as _, PutOptions};
 
@@ -15,9 +16,10 @@ use crate::small::Condition;
 
 /// The mark's name below the prefix.
 pub(crate) const MARK: &str = "covey-store";
-const MARK_TEXT: &str = "covey-store 1\n";
-const MARK_START: &str = "covey-store ";
-const VERSION_AT: usize = MARK_START.len();
+/// The version of what lies in a bucket.
+const VERSION: u32 = 1;
+/// A mark that differs from ours in so few bytes was ours.
+const DAMAGED_BYTES_MAX: usize = 2;
 /// So often the mark is read or written before it is given up.
 const MARK_TRIES_MAX: usize = 6;
 /// A tag that no object has: as long as one, and of no bytes.
@@ -88,7 +90,7 @@ impl Client {
     async fn put_mark(&self, mark: &Path, condition: Condition) -> Result<bool, Failure> {
         let ask = |_| async {
             let options = PutOptions { mode: condition.mode(), ..PutOptions::default() };
-            match self.once(0, self.s3.put_opts(mark, MARK_TEXT.into(), options)).await {
+            match self.once(0, self.s3.put_opts(mark, Mark::text(VERSION).into(), options)).await {
                 Ok(_) => Ok(true),
                 Err(failure) if failure.kind() == FailureKind::Condition => Ok(false),
                 // So do servers that have nothing to compare with.
@@ -128,27 +130,82 @@ impl Client {
     }
 
     fn marked(&self, found: &Object, etags: Etags) -> Result<Found, Failure> {
-        if found.bytes == MARK_TEXT {
-            return Ok(Found::Mark(etags));
-        }
-        // As long, and not a letter more than a few bits away: what a damaged upload of the mark leaves.
-        let differing =
-            found.bytes.iter().zip(MARK_TEXT.bytes()).filter(|(one, other)| *one != other).count();
-        if found.bytes.len() == MARK_TEXT.len() && differing == 1 && found.bytes[VERSION_AT] == b'1' {
-            return Ok(Found::Damaged(found.etag.clone()));
-        }
-        let text = String::from_utf8_lossy(&found.bytes);
-        let problem = match text.strip_prefix(MARK_START) {
-            Some(version) => format!(
-                "the store at {} is of version {:?}, which this program does not know: use a newer one",
-                self.place(),
-                version.trim().chars().take(20).collect::<String>()
+        let problem = match Mark::read(&found.bytes) {
+            Mark::Ours => return Ok(Found::Mark(etags)),
+            Mark::Damaged => return Ok(Found::Damaged(found.etag.clone())),
+            Mark::OfVersion(version) => format!(
+                "the store at {} is of version {version}, which this program does not know: use a newer one",
+                self.place()
             ),
-            None => format!(
+            Mark::Foreign => format!(
                 "`{MARK}` at {} is not the mark of a store: choose another prefix, or delete it if nothing needs it",
                 self.place()
             ),
         };
         Err(Failure::new(FailureKind::Refused, problem))
+    }
+}
+
+/// What an object with the mark's name says.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Mark {
+    Ours,
+    /// What a put of ours that arrived damaged leaves.
+    Damaged,
+    OfVersion(u32),
+    Foreign,
+}
+
+impl Mark {
+    /// The mark of a version. It checks itself: a flipped bit must not make another version of it.
+    fn text(version: u32) -> String {
+        let body = format!("{MARK} {version}\n");
+        let checksum = BlockHash::of(body.as_bytes());
+        format!("{body}checksum {checksum}\n")
+    }
+
+    fn read(bytes: &[u8]) -> Self {
+        let ours = Self::text(VERSION);
+        if bytes == ours.as_bytes() {
+            return Self::Ours;
+        }
+        let version = || {
+            let first = std::str::from_utf8(bytes).ok()?.lines().next()?;
+            let version = first.strip_prefix(MARK)?.strip_prefix(' ')?.parse().ok()?;
+            (Self::text(version).as_bytes() == bytes).then_some(version)
+        };
+        if let Some(version) = version() {
+            return Self::OfVersion(version);
+        }
+        let differing = bytes.iter().zip(ours.bytes()).filter(|(one, other)| *one != other).count();
+        if bytes.len() == ours.len() && differing <= DAMAGED_BYTES_MAX {
+            Self::Damaged
+        } else {
+            Self::Foreign
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_flipped_bit_never_makes_another_version_or_a_foreign_object_of_the_mark() {
+        let mark = Mark::text(VERSION).into_bytes();
+        assert_eq!(Mark::read(&mark), Mark::Ours);
+        for bit in 0..mark.len() * 8 {
+            let mut damaged = mark.clone();
+            damaged[bit / 8] ^= 1 << (bit % 8);
+            assert_eq!(Mark::read(&damaged), Mark::Damaged, "bit {bit}");
+        }
+    }
+
+    #[test]
+    fn another_version_and_what_is_no_mark_are_told_apart() {
+        assert_eq!(Mark::read(Mark::text(12).as_bytes()), Mark::OfVersion(12));
+        for other in [&b""[..], b"hello", b"covey-store 2\n", b"covey-store x\n", &[0; 87]] {
+            assert_eq!(Mark::read(other), Mark::Foreign, "{other:?}");
+        }
     }
 }

@@ -102,6 +102,7 @@ impl Client {
         attributes.insert(Attribute::Metadata(WRITE_ATTRIBUTE.into()), write.to_owned().into());
         attributes.insert(Attribute::Metadata(REPLACES_ATTRIBUTE.into()), condition.replaces().into());
         let options = PutOptions { mode: condition.mode(), attributes, ..PutOptions::default() };
+        self.note_written(path);
         let put = self.once(bytes.len(), self.s3.put_opts(path, bytes.clone().into(), options)).await;
         let is_certain = |tries: &Mutex<Tries>| {
             tries.lock().unwrap_or_else(PoisonError::into_inner).unsure = was_unsure;
@@ -112,12 +113,14 @@ impl Client {
                 if self.trusts_etags() && is_checksum_of(&etag, bytes) {
                     return Ok(Put::Written(etag));
                 }
-                self.settle(path, bytes, write, tries, Ok(etag)).await
+                let is_other = self.trusts_etags();
+                let settled = self.settle(path, bytes, write, tries, &condition, Some(etag)).await;
+                settled.map_err(|failure| failure.leaving_damage(is_other))
             }
             // The answer of a server that finds nothing to compare with, or something else.
             Err(failure) if matches!(failure.kind(), FailureKind::Condition | FailureKind::Absent) => {
                 if was_unsure {
-                    self.settle(path, bytes, write, tries, Err(&condition)).await
+                    self.settle(path, bytes, write, tries, &condition, None).await
                 } else {
                     Ok(Put::Conflict)
                 }
@@ -131,24 +134,24 @@ impl Client {
         }
     }
 
-    /// Finds out by reading what a put has done. `put` is the entity tag that the server gave for it, or the condition
-    /// that the last try did not meet after an earlier one had ended without an answer.
+    /// Finds out by reading what a put under `condition` has done. `put` is the entity tag that the server gave for it;
+    /// none: the condition was not met, after an earlier try had ended without an answer.
     async fn settle(
         &self,
         path: &Path,
         bytes: &Bytes,
         write: &str,
         tries: &Mutex<Tries>,
-        put: Result<String, &Condition>,
+        condition: &Condition,
+        put: Option<String>,
     ) -> Result<Put, Failure> {
         let found = match self.whole(path, SMALL_FILE_BYTES_MAX as u64).await {
             Ok(found) => Some(found),
             Err(failure) if failure.kind() == FailureKind::Absent => None,
             Err(failure) => return Err(failure),
         };
-        let is_ours = |found: &Found| {
-            found.write.as_deref() == Some(write) || put.as_ref().is_ok_and(|etag| *etag == found.etag)
-        };
+        let is_ours =
+            |found: &Found| found.write.as_deref() == Some(write) || put.as_ref() == Some(&found.etag);
         let (Some(found), put) = (found, put.clone()) else {
             // Nothing of ours is there; whatever removed it came last.
             return Ok(put.map_or(Put::Conflict, Put::Written));
@@ -159,17 +162,18 @@ impl Client {
         if is_ours(&found) {
             // Nobody can have read it and gone on from it, so nobody replaces it either.
             tries.lock().unwrap_or_else(PoisonError::into_inner).condition = Condition::Etag(found.etag);
-            return Err(Failure::new(FailureKind::Damaged, "it was stored with other bytes than were sent"));
+            let text = "it was stored with other bytes than were sent";
+            return Err(Failure::new(FailureKind::Damaged, text).leaving_damage(true));
         }
-        match put {
-            // It was written and has been replaced since.
-            Ok(etag) => Ok(Put::Written(etag)),
-            // Of those who replace the same one succeeds, and that was somebody else.
-            Err(condition) if found.replaces == Some(condition.replaces()) => Ok(Put::Conflict),
-            Err(_) => {
-                let text = "it is not certain whether it was written and replaced, or never written";
-                Err(Failure::new(FailureKind::Refused, text))
-            }
+        // Of those who replace the same version one succeeds, and that was somebody else; also where a server lets two,
+        // and has kept the other's.
+        if *condition != Condition::None && found.replaces == Some(condition.replaces()) {
+            return Ok(Put::Conflict);
         }
+        // Else it was written and has been replaced since.
+        put.map(Put::Written).ok_or_else(|| {
+            let text = "it is not certain whether it was written and replaced, or never written";
+            Failure::new(FailureKind::Refused, text)
+        })
     }
 }

@@ -83,6 +83,12 @@ impl NewFile for BucketFile {
     }
 }
 
+/// Whether a put of the whole that failed goes on in parts: the link broke, and there are some. What was stored damaged
+/// is replaced as a whole, because parts are seen only when the last has arrived.
+fn is_for_parts(failure: &Failure, parts: &[Bytes]) -> bool {
+    failure.kind() == FailureKind::Lost && parts.len() > 1 && !failure.leaves_damage()
+}
+
 impl Client {
     /// Writes an object of these parts, each of [`PART_BYTES`] but the last.
     ///
@@ -90,9 +96,10 @@ impl Client {
     /// When it is not certain that it is there, whole and as it was sent.
     pub(crate) async fn put_file(&self, path: &Path, parts: &[Bytes]) -> Result<(), Failure> {
         let len: usize = parts.iter().map(Bytes::len).sum();
+        self.note_written(path);
         if len <= WHOLE_BYTES_MAX {
             match self.put_whole(path, parts, len).await {
-                Err(failure) if failure.kind() == FailureKind::Lost && parts.len() > 1 => {
+                Err(failure) if is_for_parts(&failure, parts) => {
                     tracing::debug!(%path, %failure, "the link broke in a put of the whole; going on in parts");
                 }
                 ended => return ended,
@@ -108,16 +115,21 @@ impl Client {
             let payload: PutPayload = parts.iter().cloned().collect();
             let put = self.once(len, self.s3.put_opts(path, payload, PutOptions::default())).await?.0;
             if !self.trusts_etags() {
-                return self.read_back(path, parts).await;
+                let is_damaged = |failure: Failure| {
+                    let is = failure.kind() == FailureKind::Damaged;
+                    failure.leaving_damage(is)
+                };
+                return self.read_back(path, parts).await.map_err(is_damaged);
             }
             match put.e_tag.as_deref().map(etag_text) {
                 Some(etag) if etag == expected => Ok(()),
-                _ => Err(Failure::new(FailureKind::Damaged, "it was stored with other bytes than were sent")),
+                _ => {
+                    let text = "it was stored with other bytes than were sent";
+                    Err(Failure::new(FailureKind::Damaged, text).leaving_damage(true))
+                }
             }
         };
-        let is_enough = |failure: &Failure| {
-            !failure.may_pass() || (failure.kind() == FailureKind::Lost && parts.len() > 1)
-        };
+        let is_enough = |failure: &Failure| !failure.may_pass() || is_for_parts(failure, parts);
         self.patience.persist_until(is_enough, ask).await
     }
 

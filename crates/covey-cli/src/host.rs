@@ -12,8 +12,8 @@ use std::sync::Arc;
 
 use anyhow::{Context as _, Result, bail};
 use covey_bucket::Access;
-use covey_home::Excludes;
 use covey_home::backend::{DirectoryStore, OpenStore};
+use covey_home::{Excludes, StoreIdentity};
 use covey_runner::sandbox::native::NativeBackend;
 use covey_runner::{Dial, DialFuture, LinkStream, Runner, RunnerConfig, StoreLink};
 use covey_server::Server;
@@ -235,6 +235,8 @@ impl RunningServer {
     pub(crate) fn listen_for_store_links(&self, layout: &Layout) -> Result<()> {
         let Some(store @ OpenedStore::Bucket(_)) = &self.store else { return Ok(()) };
         let org = self.server.default_org().to_string();
+        // Whoever opens a store for the first time names it, and over a link nothing can be named.
+        StoreIdentity::establish(&*store.open(&org)?).context("the home store")?;
         store_link::listen(&layout.store_socket(), Arc::new(store.clone()), org)
     }
 

@@ -17,6 +17,7 @@ pub use directory::DirectoryBackend;
 pub use memory::MemoryBackend;
 
 use crate::block::StoreError;
+use crate::keys::NameKeys;
 use crate::name::{InvalidName, check_name};
 
 /// Longest file that [`Backend::get`] reads and [`Backend::put_if`] writes, in bytes: these are pointers and marks.
@@ -181,6 +182,15 @@ pub trait Backend: Send + Sync + Debug {
 
     /// A directory of this host for what can be made anew from the store; none: memory must do.
     fn cache_dir(&self) -> Option<PathBuf>;
+
+    /// What blocks are named with where the backend itself opens and seals packs, so that whoever uses it holds no other
+    /// key; none: the store's key ring says it, if there is one.
+    ///
+    /// # Errors
+    /// [`BackendError::Unavailable`] when it cannot be told now.
+    fn name_keys(&self) -> Result<Option<NameKeys>, BackendError> {
+        Ok(None)
+    }
 
     /// Names of the files directly in `dir`, in no order. A directory that was never written to is empty.
     ///

@@ -51,6 +51,9 @@ const SMALL_PACK_BYTES: u64 = 4 * 1024 * 1024;
 /// So many small packs are written together; fewer are not worth the writing.
 const SMALL_PACKS_MIN: usize = 16;
 
+/// So many epochs that others begin at the same time are no accident.
+const FENCE_TRIES_MAX: usize = 16;
+
 /// Who knows which states must stay, and who moves pointers.
 pub trait Roots {
     /// Every root that is published, kept or otherwise needed.
@@ -218,6 +221,24 @@ pub fn collect(
     report.freed_bytes = report.removed_bytes as i64 - report.written_bytes as i64;
     report.elapsed_ms = job.started.elapsed().as_millis() as u64;
     Ok(report)
+}
+
+/// Begins an epoch in which nothing is condemned: when this returns, every publish whose upload began before is either
+/// accepted, and among [`Roots::roots`] from now on, or will be refused. For those whose states are needed by what
+/// `roots` publishes and lie in stores of their own: their collections raise their floor with this.
+///
+/// # Errors
+/// [`CollectError::Overtaken`] when others begin epochs all the time; the store's.
+pub fn fence_uploads(store: &PackStore, roots: &dyn Roots) -> Result<(), CollectError> {
+    for _ in 0..FENCE_TRIES_MAX {
+        let earlier = Condemned::read(store.backend().as_ref())?;
+        // What was condemned stays so: its collection may still delete it.
+        if let Some(fenced) = earlier.replace(store.backend().as_ref(), earlier.packs().clone())? {
+            store.condemn(&fenced);
+            return Ok(roots.raise_floor(fenced.epoch())?);
+        }
+    }
+    Err(CollectError::Overtaken)
 }
 
 struct Job<'a> {

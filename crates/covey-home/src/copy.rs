@@ -19,7 +19,7 @@ use crate::backend::{Backend, BackendError, Expected, Key, MemoryBackend, PutOut
 use crate::block::StoreError;
 use crate::collect::Condemned;
 use crate::identity::StoreIdentity;
-use crate::keys::{MasterKey, OrgKeys};
+use crate::keys::{MasterKey, NameKeys, OrgKeys};
 use crate::pack_store::PackStore;
 use crate::pointer::{PointerError, Pointers};
 use crate::progress::Progress;
@@ -271,7 +271,14 @@ impl Job<'_> {
         let mut last = None;
         for _ in 0..READS_MAX {
             let Some(bytes) = self.read(&key)? else { return Ok(false) };
-            let (blocks, problems) = checked(&key, &bytes, self.sealing.as_ref())?;
+            let opened = |memory: Arc<dyn Backend>| match &self.sealing {
+                None => PackStore::open(memory),
+                Some((ring, sealing)) => {
+                    OrgKeys::put_ring(memory.as_ref(), ring)?;
+                    PackStore::open_encrypted(memory, sealing.org, sealing.master)
+                }
+            };
+            let (blocks, problems) = checked(&key, &bytes, opened)?;
             // What differs between two reads was damaged on the way.
             let is_settled = problems.is_empty() || last.as_ref() == Some(&problems);
             if is_settled {
@@ -377,13 +384,17 @@ impl Job<'_> {
 #[error("{0}")]
 pub struct DamagedPack(pub String);
 
-/// Checks that `bytes` are a whole pack under a pack's name and that every block in it is what it is called; returns
-/// how many there are. For whoever receives a pack that is not encrypted from somebody else (I7).
+/// Checks that `bytes` are a whole pack under a pack's name and that every block in it is what it is called, with a key
+/// if `names` has one; returns how many there are. For whoever receives a pack that is not sealed from somebody else (I7).
 ///
 /// # Errors
 /// The first thing that is wrong.
-pub fn check_pack(key: &Key, bytes: &[u8]) -> Result<u64, DamagedPack> {
-    let (blocks, problems) = checked(key, bytes, None).map_err(|error| DamagedPack(error.to_string()))?;
+pub fn check_pack(key: &Key, bytes: &[u8], names: Option<NameKeys>) -> Result<u64, DamagedPack> {
+    let opened = |memory| match names {
+        None => PackStore::open(memory),
+        Some(names) => PackStore::open_named(memory, names),
+    };
+    let (blocks, problems) = checked(key, bytes, opened).map_err(|error| DamagedPack(error.to_string()))?;
     match problems.into_iter().next() {
         Some(problem) => Err(DamagedPack(problem)),
         None => Ok(blocks),
@@ -394,19 +405,13 @@ pub fn check_pack(key: &Key, bytes: &[u8]) -> Result<u64, DamagedPack> {
 fn checked(
     key: &Key,
     bytes: &[u8],
-    sealing: Option<&(Vec<u8>, Sealing<'_>)>,
+    open: impl FnOnce(Arc<dyn Backend>) -> Result<PackStore, StoreError>,
 ) -> Result<(u64, Vec<String>), CopyError> {
     let memory: Arc<dyn Backend> = Arc::new(MemoryBackend::new());
     let mut file = memory.create()?;
     file.append(bytes)?;
     file.publish(key)?;
-    let store = match sealing {
-        None => PackStore::open(Arc::clone(&memory))?,
-        Some((ring, sealing)) => {
-            OrgKeys::put_ring(memory.as_ref(), ring)?;
-            PackStore::open_encrypted(Arc::clone(&memory), sealing.org, sealing.master)?
-        }
-    };
+    let store = open(memory)?;
     let nothing = || Ok((0, vec![format!("{key} is no name of a pack")]));
     let Some(name) = store.packs()?.into_iter().next() else { return nothing() };
     let Some(check) = store.check_pack(&name)? else { return nothing() };

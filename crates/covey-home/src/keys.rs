@@ -7,6 +7,7 @@
 
 mod keyring;
 mod master;
+mod names;
 
 use std::fmt;
 use std::io;
@@ -17,8 +18,10 @@ use covey_types::Fault;
 
 pub use keyring::{KeyringReport, OrgKeys};
 pub use master::MasterKey;
+pub use names::NameKeys;
 
 pub(crate) use keyring::DataKey;
+pub(crate) use names::CacheKey;
 
 /// Names a key without saying anything about it.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]

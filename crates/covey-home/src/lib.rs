@@ -44,19 +44,20 @@ pub use block::{BLOCK_BYTES_MAX, Block, BlockHasher, BlockStore, StoreError, Upl
 pub use carry::{CarryError, carry_states};
 pub use collect::{
     CONDEMNED_MAX, CollectError, CollectOptions, CollectReport, MarkError, Roots, THOROUGH_LEVEL, collect,
+    fence_uploads,
 };
 pub use copy::{CopyError, CopyReport, DamagedPack, Sealing, check_pack, copy};
 pub use edit::{EditError, Edited, restore_path};
 pub use excludes::{DEFAULT_EXCLUDES, Excludes};
 pub use identity::StoreIdentity;
-pub use keys::{KeyError, KeyId, KeyringReport, MasterKey, OrgKeys};
+pub use keys::{KeyError, KeyId, KeyringReport, MasterKey, NameKeys, OrgKeys};
 pub use materialize::{
     Contents, Gap, MaterializeError, MaterializeReport, MaterializeRequest, materialize, materialize_sharing,
 };
 pub use memory::MemoryStore;
 pub use pack_store::{
     Existing, PackContents, PackName, PackReport, PackStore, PackUpload, PackedBlock, Packing, SUSPECTS_MAX,
-    SuspectState, Suspects,
+    SuspectState, Suspects, Unsealed,
 };
 pub use pointer::{
     Pointer, PointerError, Pointers, SNAPSHOTS_KEPT_MAX, SecureAndPublishError, secure_and_publish,

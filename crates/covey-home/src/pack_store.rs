@@ -29,6 +29,7 @@ use covey_types::BlockHash;
 
 pub use catalogue::PackName;
 pub use contents::{PackContents, PackReport, PackedBlock};
+pub use files::Unsealed;
 pub use suspects::{SUSPECTS_MAX, SuspectState, Suspects};
 pub use upload::{Existing, PackUpload, Packing};
 
@@ -36,7 +37,7 @@ use crate::backend::{Backend, BackendError, DirectoryBackend, Key};
 use crate::block::{BlockHasher, BlockStore, StoreError, Upload};
 use crate::collect::Condemned;
 use crate::identity::StoreIdentity;
-use crate::keys::{KeyringReport, MasterKey, OrgKeys};
+use crate::keys::{KeyringReport, MasterKey, NameKeys, OrgKeys};
 use catalogue::{Catalogue, Location};
 use files::{PackFiles, ReadPackError};
 use frames::{Found, Frames};
@@ -123,7 +124,16 @@ impl PackStore {
     /// [`StoreError::Unavailable`] when the packs cannot be listed, [`StoreError::Keys`] when the store is
     /// encrypted. A pack that is damaged or cannot be read is no error here; only its blocks are.
     pub fn open(backend: Arc<dyn Backend>) -> Result<Self, StoreError> {
-        let files = PackFiles::plain(Arc::clone(&backend))?;
+        let files = match backend.name_keys()? {
+            None => PackFiles::plain(Arc::clone(&backend))?,
+            Some(names) => PackFiles::named(Arc::clone(&backend), names),
+        };
+        Self::with_files(backend, files)
+    }
+
+    /// Opens the store on `backend`, whose blocks are named with these keys and whose packs are not sealed.
+    pub(crate) fn open_named(backend: Arc<dyn Backend>, names: NameKeys) -> Result<Self, StoreError> {
+        let files = PackFiles::named(Arc::clone(&backend), names);
         Self::with_files(backend, files)
     }
 
@@ -131,17 +141,18 @@ impl PackStore {
     /// some; packs that are there stay readable, and collections write them anew.
     ///
     /// # Errors
-    /// As [`PackStore::open`]; [`StoreError::Keys`] when the org's keys do not open with this master key.
+    /// As [`PackStore::open`]; [`StoreError::Keys`] when the org's keys do not open with this master key. It is not
+    /// needed, and not looked at, where the backend opens and seals packs itself.
     pub fn open_encrypted(
         backend: Arc<dyn Backend>,
         org: &str,
         master: &MasterKey,
     ) -> Result<Self, StoreError> {
-        let any_pack = || {
-            let name = backend.list(&packs_dir()?)?.into_iter().find(|name| name.ends_with(PACK_SUFFIX));
-            name.map(|name| Ok(Key::new(&[PACKS_DIR, &name])?)).transpose()
-        };
-        let files = PackFiles::sealed(Arc::clone(&backend), org, master, any_pack)?;
+        if backend.name_keys()?.is_some() {
+            // Packs are sealed behind it, with keys that are not for whoever is here.
+            return Self::open(backend);
+        }
+        let files = PackFiles::sealed_with_any(Arc::clone(&backend), org, master)?;
         Self::with_files(backend, files)
     }
 
@@ -154,7 +165,7 @@ impl PackStore {
         let store = Self {
             identity,
             packs_dir: packs_dir()?,
-            catalogue: RwLock::new(Catalogue::open(backend.cache_dir(), files.keys())),
+            catalogue: RwLock::new(Catalogue::open(backend.cache_dir(), files.cache_key())),
             hasher: files.hasher(),
             files,
             frames: Frames::default(),

@@ -159,6 +159,20 @@ impl Pointers {
         Ok(forgotten)
     }
 
+    /// Forgets a home with all its snapshots; tells whether it had one. Nobody may publish it at the same time. Its
+    /// blocks stay until the next garbage collection.
+    ///
+    /// # Errors
+    /// When that is not certain; what is left of it is whole, and another try goes on.
+    pub fn forget(&self, home: &str) -> Result<bool, PointerError> {
+        for number in self.kept(home)? {
+            self.backend.remove(&kept_key(home, number)?)?;
+        }
+        // The current one last: a copy without it would say that it is lost.
+        self.backend.remove(&copy_key(home)?)?;
+        Ok(self.backend.remove(&current_key(home)?)?)
+    }
+
     /// Makes `root` the home's current snapshot. Every block it names must be durable; `epoch` is that of the
     /// upload that brought them ([`crate::Upload::epoch`]). Repeating a publish whose answer was lost gives the same
     /// answer.

@@ -11,14 +11,14 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use covey_home::StoreError;
 use covey_home::backend::{
     Backend, BackendError, Expected, FileVersion, Key, NewFile, OpenStore, PutOutcome, Tail, Versioned,
 };
 use covey_home::name::check_name;
+use covey_home::{NameKeys, StoreError};
 use covey_wire::frame::{self, FrameError};
 use covey_wire::generation::{STORE_LINK, STORE_LINK_MIN};
-use covey_wire::store::{STORE_PIECE_BYTES_MAX, StoreAnswer, StoreRequest};
+use covey_wire::store::{STORE_PIECE_BYTES_MAX, StoreAnswer, StoreExpected, StoreRequest};
 
 /// Longest wait for one answer: the server tries a bucket again and again for a few minutes.
 const ANSWER_MAX: Duration = Duration::from_secs(600);
@@ -61,12 +61,16 @@ struct Links {
 }
 
 /// One link in use; goes back only by [`Links::keep`].
-struct Link(UnixStream);
+struct Link {
+    stream: UnixStream,
+    /// What the server said when it was dialled; none of a link that was kept.
+    names: Option<NameKeys>,
+}
 
 impl Link {
     fn ask(&mut self, request: &StoreRequest) -> Result<StoreAnswer, FrameError> {
-        frame::write(&mut self.0, request)?;
-        let answer = frame::read(&mut self.0)?;
+        frame::write(&mut self.stream, request)?;
+        let answer = frame::read(&mut self.stream)?;
         answer.ok_or_else(|| FrameError::Io(io::Error::from(io::ErrorKind::UnexpectedEof)))
     }
 }
@@ -87,24 +91,33 @@ impl Links {
             stream.set_write_timeout(Some(ANSWER_MAX))?;
             Ok(stream)
         };
-        let mut link = Link(dial().map_err(|error| self.unavailable("reach", &error))?);
+        let stream = dial().map_err(|error| self.unavailable("reach", &error))?;
+        let mut link = Link { stream, names: None };
         let open =
             StoreRequest::Open { version_min: STORE_LINK_MIN, version: STORE_LINK, org: self.org.clone() };
         match link.ask(&open) {
             Ok(StoreAnswer::Done) => Ok(link),
+            Ok(StoreAnswer::Opened { names, cache }) => {
+                let names = Some(NameKeys::from_bytes(names.map(|key| key.0), cache.0));
+                Ok(Link { names, ..link })
+            }
             Ok(other) => Err(self.failed("open", other)),
             Err(error) => Err(self.unavailable("open", &error)),
         }
     }
 
     fn idle(&self) -> Option<Link> {
-        self.idle.lock().unwrap_or_else(PoisonError::into_inner).pop().map(Link)
+        self.idle
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .pop()
+            .map(|stream| Link { stream, names: None })
     }
 
     fn keep(&self, link: Link) {
         let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
         if idle.len() < IDLE_MAX {
-            idle.push(link.0);
+            idle.push(link.stream);
         }
     }
 
@@ -169,6 +182,13 @@ impl Backend for LinkedBackend {
 
     fn cache_dir(&self) -> Option<PathBuf> {
         Some(Path::to_owned(&self.cache_dir))
+    }
+
+    fn name_keys(&self) -> Result<Option<NameKeys>, BackendError> {
+        let mut link = self.links.dial()?;
+        let names = link.names.take();
+        self.links.keep(link);
+        Ok(names)
     }
 
     fn list(&self, dir: &Key) -> Result<Vec<String>, BackendError> {
@@ -245,8 +265,19 @@ impl Backend for LinkedBackend {
         }
     }
 
-    fn put_if(&self, key: &Key, _: &[u8], _: &Expected) -> Result<PutOutcome, BackendError> {
-        Err(self.not_here("replace", key))
+    fn put_if(&self, key: &Key, bytes: &[u8], expected: &Expected) -> Result<PutOutcome, BackendError> {
+        let expected = match expected {
+            Expected::Absent => StoreExpected::Absent,
+            Expected::Version(version) => StoreExpected::Version { version: version.as_str().to_owned() },
+            Expected::Any => StoreExpected::Any,
+        };
+        // Asked twice when a link breaks, the second meets what the first has written, and says so.
+        let request = StoreRequest::PutIf { key: key.to_string(), bytes: bytes.to_vec(), expected };
+        match self.links.ask(&request)? {
+            StoreAnswer::Written { version } => Ok(PutOutcome::Written(FileVersion::new(version))),
+            StoreAnswer::Conflict => Ok(PutOutcome::Conflict),
+            other => Err(self.links.failed("write to", other)),
+        }
     }
 }
 

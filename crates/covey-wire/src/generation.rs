@@ -6,8 +6,9 @@
 pub const RUNNER_LINK: u32 = 2;
 /// Oldest version of the runner link that this build speaks.
 pub const RUNNER_LINK_MIN: u32 = 1;
-/// Newest version of the store link that this build speaks.
-pub const STORE_LINK: u32 = 1;
+/// Newest version of the store link that this build speaks. 2: `open` may be answered with `opened`, for a store that is
+/// encrypted; a runner of version 1 is refused there.
+pub const STORE_LINK: u32 = 2;
 /// Oldest version of the store link that this build speaks.
 pub const STORE_LINK_MIN: u32 = 1;
 /// Newest version of the tool link that this build speaks. Running sandboxes have frozen daemons, so the

@@ -2,11 +2,13 @@
 //! place where it lies.
 //!
 //! Order: [`StoreRequest::Open`] first, then any; one answer for each request, in order. What [`StoreRequest::Append`]
-//! has brought belongs to the link and is gone when it ends. A runner can add packs and read; it can remove nothing
-//! and move no pointer, because those are the server's. Keys are those of the org that was opened, names joined by `/`.
+//! has brought belongs to the link and is gone when it ends. A runner can add packs, say in which packs it has found
+//! damage, and read; it can remove nothing and move no pointer, because those are the server's. Keys of files are those of the org that was opened, names joined by `/`.
 
 use serde::{Deserialize, Serialize};
 
+/// The first version of the link in which packs may be sealed behind it.
+pub const STORE_SEALED_MIN: u32 = 2;
 /// Longest piece of a file in one message, in bytes.
 pub const STORE_PIECE_BYTES_MAX: usize = 8 * 1024 * 1024;
 
@@ -75,6 +77,44 @@ pub enum StoreRequest {
         /// The directory.
         dir: String,
     },
+    /// Replaces a small file under a condition. The server takes only additions to the list of packs in which damage
+    /// was found.
+    PutIf {
+        /// The file.
+        key: String,
+        /// All of it.
+        #[serde(with = "serde_bytes")]
+        bytes: Vec<u8>,
+        /// What must be there.
+        expected: StoreExpected,
+    },
+}
+
+/// What must be there for a conditional put to happen.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "expected", rename_all = "snake_case")]
+pub enum StoreExpected {
+    /// No such file.
+    Absent,
+    /// The file as it was read.
+    Version {
+        /// From [`StoreAnswer::File`].
+        version: String,
+    },
+    /// Anything.
+    Any,
+}
+
+/// A key of 32 bytes, which is shown to nobody.
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct StoreKey(#[serde(with = "serde_bytes")] pub [u8; 32]);
+
+impl std::fmt::Debug for StoreKey {
+    /// Without the key.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("StoreKey")
+    }
 }
 
 /// Server to runner.
@@ -83,6 +123,14 @@ pub enum StoreRequest {
 pub enum StoreAnswer {
     /// It is done.
     Done,
+    /// To `Open`, where the store is encrypted: the server opens and seals packs, and the runner names blocks as the org
+    /// does. It gets no key that opens anything.
+    Opened {
+        /// Names blocks; none: they are named without a key.
+        names: Option<StoreKey>,
+        /// Hides what the runner keeps of the store and can make anew.
+        cache: StoreKey,
+    },
     /// To lists.
     Names {
         /// In no order.
@@ -115,6 +163,13 @@ pub enum StoreAnswer {
         /// What the store tells versions apart by.
         version: String,
     },
+    /// To `PutIf`: it is there.
+    Written {
+        /// What the store tells versions apart by.
+        version: String,
+    },
+    /// To `PutIf`: something else was there than expected, and still is.
+    Conflict,
     /// The place has answered that there is no such file.
     NotFound {
         /// The file, with its place.

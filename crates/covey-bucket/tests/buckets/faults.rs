@@ -1,6 +1,8 @@
 //! The same suite while every second or third request meets a fault: nothing is lost, nothing wrong is read, and
 //! whatever cannot be repaired is reported.
 
+use covey_home::backend::{Expected, Key, PutOutcome};
+
 use super::contract::{broken, broken_above};
 use super::proxy::{Fault, Proxy, Schedule};
 use super::servers;
@@ -9,7 +11,7 @@ use super::servers;
 fn broken_under(fault: Fault, every: u64) -> Vec<String> {
     let mut found = Vec::new();
     for server in servers::all() {
-        let proxy = Proxy::before(server.address);
+        let proxy = Proxy::before(&server);
         proxy.break_things(Schedule::Every(every, fault), |_| true);
         let fresh = || server.fresh(&proxy.url());
         let under = if fault == Fault::FlippedAnswer { broken_above(&fresh) } else { broken(fresh) };
@@ -80,11 +82,29 @@ fn an_answer_that_is_lost() {
 fn any_fault_at_random() {
     for seed in 0..6 {
         for server in servers::all() {
-            let proxy = Proxy::before(server.address);
+            let proxy = Proxy::before(&server);
             proxy.break_things(Schedule::Random(seed), |_| true);
             let under = broken_above(&|| server.fresh(&proxy.url()));
             assert_eq!(under, Vec::<String>::new(), "{}, seed {seed}", server.name);
             assert!(proxy.faults() > 20, "{}, seed {seed}", server.name);
         }
+    }
+}
+
+#[test]
+fn a_pointer_that_came_a_moment_ago_is_not_absent_by_an_earlier_list() {
+    for server in servers::all() {
+        let (proxy, place) = (Proxy::before(&server), servers::fresh_place());
+        let ours = server.open(&proxy.url(), &place).unwrap().backend("org").unwrap();
+        let other = server.open(&server.url(), &place).unwrap().backend("org").unwrap();
+        let current = Key::new(&["homes", "h", "current"]).unwrap();
+        // Which makes a list of all that the org has.
+        assert!(ours.get(&Key::new(&["gc", "condemned"]).unwrap()).unwrap().is_none());
+        let put = other.put_if(&current, b"a pointer", &Expected::Absent).unwrap();
+        assert!(matches!(put, PutOutcome::Written(_)));
+        proxy.break_things(Schedule::Only(1, Fault::NotFound), |request| request.target.contains("current"));
+        let found = ours.get(&current).unwrap();
+        assert_eq!(found.map(|found| found.bytes), Some(b"a pointer".to_vec()), "{}", server.name);
+        assert_eq!(proxy.faults(), 1, "{:?}", proxy.log());
     }
 }

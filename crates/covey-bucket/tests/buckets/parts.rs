@@ -50,7 +50,7 @@ fn parts_sent(proxy: &Proxy) -> usize {
 #[test]
 fn a_pack_is_one_request_and_what_is_longer_is_sent_in_parts() {
     for server in servers::all() {
-        let proxy = Proxy::before(server.address);
+        let proxy = Proxy::before(&server);
         let before = proxy.requests();
         write_and_compare(&server, &proxy, &noise(2 * PART_BYTES + 5), || {});
         assert_eq!(parts_sent(&proxy), 0);
@@ -64,7 +64,7 @@ fn a_pack_is_one_request_and_what_is_longer_is_sent_in_parts() {
 fn a_reset_in_the_middle_of_a_multipart_costs_one_part() {
     for server in servers::all() {
         for fault in [Fault::Reset, Fault::LostAnswer, Fault::FlippedUpload, Fault::Error500AfterAll] {
-            let proxy = Proxy::before(server.address);
+            let proxy = Proxy::before(&server);
             write_and_compare(&server, &proxy, &noise(WHOLE_BYTES_MAX + 5), || {
                 proxy.break_things(Schedule::Only(4, fault), is_part);
             });
@@ -80,7 +80,7 @@ fn a_reset_in_the_middle_of_a_multipart_costs_one_part() {
 #[test]
 fn a_link_that_breaks_in_a_whole_put_goes_on_in_parts() {
     for server in servers::all() {
-        let proxy = Proxy::before(server.address);
+        let proxy = Proxy::before(&server);
         write_and_compare(&server, &proxy, &noise(3 * PART_BYTES), || {
             proxy.break_things(Schedule::Only(1, Fault::Reset), |request| request.method == "PUT");
         });
@@ -92,7 +92,7 @@ fn a_link_that_breaks_in_a_whole_put_goes_on_in_parts() {
 fn a_completion_whose_answer_is_lost_is_found_to_be_done() {
     for server in servers::all() {
         for fault in [Fault::LostAnswer, Fault::Error500AfterAll, Fault::Error500, Fault::Reset] {
-            let proxy = Proxy::before(server.address);
+            let proxy = Proxy::before(&server);
             write_and_compare(&server, &proxy, &noise(WHOLE_BYTES_MAX + 5), || {
                 proxy.break_things(Schedule::Only(1, fault), |request| {
                     request.method == "POST" && request.target.contains("uploadId=")

@@ -44,7 +44,7 @@ fn a_server_that_ignores_conditions_is_refused() {
     assert!(!unchecked.is_empty(), "every server of the stage checks keys");
     for server in unchecked {
         for name in ["if-match", "if-none-match"] {
-            let proxy = Proxy::before(server.address);
+            let proxy = Proxy::before(&server);
             match name {
                 "if-match" => proxy.rewrite_requests(|head| without_header(head, "if-match")),
                 _ => proxy.rewrite_requests(|head| without_header(head, "if-none-match")),
@@ -59,7 +59,7 @@ fn a_server_that_ignores_conditions_is_refused() {
 fn a_probe_succeeds_through_any_fault_and_leaves_a_mark_once() {
     for server in servers::all() {
         for fault in Fault::ALL {
-            let proxy = Proxy::before(server.address);
+            let proxy = Proxy::before(&server);
             proxy.break_things(Schedule::Every(2, fault), |_| true);
             let place = servers::fresh_place();
             server
@@ -76,7 +76,7 @@ fn a_probe_succeeds_through_any_fault_and_leaves_a_mark_once() {
 #[test]
 fn entity_tags_that_are_no_checksums_are_found_out_and_bytes_are_read_back() {
     for server in servers::all() {
-        let proxy = Proxy::before(server.address);
+        let proxy = Proxy::before(&server);
         // As a server does that encrypts with keys of its own.
         proxy.rewrite_answers(|head| {
             let text = String::from_utf8_lossy(head).into_owned();

@@ -10,6 +10,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 
+use super::servers::Server;
+
 const HEAD_BYTES_MAX: usize = 64 * 1024;
 
 /// What goes wrong.
@@ -118,6 +120,9 @@ struct Shared {
     faults: AtomicU64,
     stopping: AtomicBool,
     log: Mutex<Vec<String>>,
+    /// Held while the server works on a request, if it checks conditions and writes in two steps: then it is no
+    /// judge of what happens when many write at once, but of all else.
+    one_at_a_time: Option<Mutex<()>>,
 }
 
 /// A running proxy; stops when dropped.
@@ -128,10 +133,12 @@ pub(super) struct Proxy {
 }
 
 impl Proxy {
-    pub(super) fn before(upstream: SocketAddr) -> Self {
+    pub(super) fn before(server: &Server) -> Self {
+        let upstream = server.address;
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
-        let shared = Arc::new(Shared::default());
+        let one_at_a_time = (!server.is_atomic).then(Mutex::default);
+        let shared = Arc::new(Shared { one_at_a_time, ..Shared::default() });
         let ours = Arc::clone(&shared);
         thread::spawn(move || {
             for client in listener.incoming() {
@@ -273,7 +280,10 @@ fn serve(mut client: TcpStream, upstream: SocketAddr, shared: &Shared) {
     if let Some(rewrite) = rewrites.0 {
         rewrite(&mut request.head);
     }
-    let Some(mut answered) = pass_on(upstream, &request) else { return };
+    let turn = shared.one_at_a_time.as_ref().map(|turn| turn.lock().unwrap_or_else(PoisonError::into_inner));
+    let answered = pass_on(upstream, &request);
+    drop(turn);
+    let Some(mut answered) = answered else { return };
     if let Some(rewrite) = rewrites.1 {
         rewrite(&mut answered);
     }

@@ -20,6 +20,8 @@ pub(super) struct Server {
     pub(super) key: Key,
     /// Whether a wrong key is refused.
     pub(super) checks_keys: bool,
+    /// Whether a condition is checked and its put done in one step.
+    pub(super) is_atomic: bool,
 }
 
 /// Every server of the stage; at least two, or the suite proves less than it says.
@@ -35,6 +37,7 @@ pub(super) fn all() -> Vec<Server> {
         address: field(server, "address").parse().unwrap(),
         key: Key { id: field(server, "id"), secret: field(server, "secret"), session_token: None },
         checks_keys: server["checks_keys"].as_bool().unwrap(),
+        is_atomic: server["is_atomic"].as_bool().unwrap(),
     });
     servers.collect()
 }

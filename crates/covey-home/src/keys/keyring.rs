@@ -11,6 +11,7 @@ use ring::aead::{AES_256_GCM, LessSafeKey, UnboundKey};
 use serde::Serialize;
 
 use super::master::WRAPPED_BYTES;
+use super::names::{CacheKey, NameKeys};
 use super::{KeyError, KeyId, MasterKey, from_hex, random, to_hex};
 use crate::backend::{Backend, Expected, FileVersion, Key, PutOutcome};
 use crate::block::{BlockHasher, StoreError};
@@ -39,7 +40,7 @@ impl DataKey {
     }
 }
 
-fn derived(context: &str, key: &[u8; 32], name: &[u8]) -> [u8; 32] {
+pub(super) fn derived(context: &str, key: &[u8; 32], name: &[u8]) -> [u8; 32] {
     *blake3::Hasher::new_derive_key(context).update(key).update(name).finalize().as_bytes()
 }
 
@@ -186,16 +187,19 @@ impl OrgKeys {
 
     /// How the org's blocks are named.
     pub fn hasher(&self) -> BlockHasher {
-        if self.names_are_keyed {
-            BlockHasher::keyed(derived("covey 2026 store secret, names of blocks", &self.secret, b""))
-        } else {
-            BlockHasher::PLAIN
-        }
+        self.name_keys().hasher()
     }
 
-    /// Key of a file of this host that can be made anew from the store.
-    pub(crate) fn cache_key(&self, name: &str) -> [u8; 32] {
-        derived("covey 2026 store secret, local cache", &self.secret, name.as_bytes())
+    /// What of them somebody may have who must not open packs.
+    pub(crate) fn name_keys(&self) -> NameKeys {
+        let names = derived("covey 2026 store secret, names of blocks", &self.secret, b"");
+        let cache = derived("covey 2026 store secret, cache behind a link", &self.secret, b"");
+        NameKeys::from_bytes(self.names_are_keyed.then_some(names), cache)
+    }
+
+    /// Key of what this host keeps of the store and can be made anew.
+    pub(crate) const fn cache_key(&self) -> CacheKey {
+        CacheKey(self.secret)
     }
 
     /// What new packs are sealed with.
@@ -395,7 +399,8 @@ mod tests {
         let after = OrgKeys::read(&backend, "org", &master).unwrap();
         assert_eq!(after.newest().id(), added);
         assert_eq!(after.hasher(), before.hasher());
-        assert_eq!(after.cache_key("x"), before.cache_key("x"));
+        assert_eq!(after.cache_key(), before.cache_key());
+        assert_eq!(after.name_keys(), before.name_keys());
         let first = before.newest().id();
         assert_eq!(OrgKeys::retire(&backend, "org", &master, |id| *id == first).unwrap(), []);
         assert_eq!(OrgKeys::retire(&backend, "org", &master, |_| false).unwrap(), [first]);

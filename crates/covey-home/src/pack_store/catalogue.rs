@@ -12,7 +12,6 @@ use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::path::PathBuf;
 use std::str::FromStr;
-use std::sync::Arc;
 
 use covey_types::BlockHash;
 use rustix::fs::FlockOperation;
@@ -20,7 +19,7 @@ use rustix::fs::FlockOperation;
 use super::mask::Mask;
 use super::pack::{Frame, PackIndex};
 use super::segment::{Record, Segment, SegmentWriter};
-use crate::keys::OrgKeys;
+use crate::keys::CacheKey;
 use crate::name::{InvalidName, random_bytes, random_name};
 
 /// Blocks in the table in memory at most, where there is a directory for segments: a table of 32,768 places, 2.4 MiB.
@@ -119,7 +118,7 @@ struct Mounted {
 pub(crate) struct Catalogue {
     dir: Option<PathBuf>,
     /// Segments of an encrypted store are encrypted, too.
-    keys: Option<Arc<OrgKeys>>,
+    key: Option<CacheKey>,
     /// Never shrinks, so that numbers stay right.
     packs: Vec<Pack>,
     numbers: HashMap<PackName, u32>,
@@ -145,8 +144,8 @@ pub(crate) struct Catalogue {
 
 impl Catalogue {
     /// Takes up the segments in `dir` that others have left; none: everything stays in memory.
-    pub(crate) fn open(dir: Option<PathBuf>, keys: Option<Arc<OrgKeys>>) -> Self {
-        let mut catalogue = Self { dir, keys, ..Self::default() };
+    pub(crate) fn open(dir: Option<PathBuf>, key: Option<CacheKey>) -> Self {
+        let mut catalogue = Self { dir, key, ..Self::default() };
         catalogue.take_up_segments();
         catalogue
     }
@@ -158,7 +157,7 @@ impl Catalogue {
         for entry in entries.flatten() {
             let path = entry.path();
             let is_segment = path.to_str().is_some_and(|path| path.ends_with(SEGMENT_SUFFIX));
-            match is_segment.then(|| Segment::open(&path, self.keys.as_deref())) {
+            match is_segment.then(|| Segment::open(&path, self.key.as_ref())) {
                 Some(Ok(segment)) => found.push(segment),
                 Some(Err(error)) if error.kind() == io::ErrorKind::NotFound => {}
                 Some(Err(_)) => drop(fs::remove_file(&path)),
@@ -266,7 +265,7 @@ impl Catalogue {
             Ok((block.hash, Location { pack: 0, frame, offset: block.offset, len: block.len }))
         });
         let count = index.blocks.len() as u64;
-        match write_segment(&dir, self.keys.as_deref(), count, &[name], records) {
+        match write_segment(&dir, self.key.as_ref(), count, &[name], records) {
             Ok(segment) => {
                 for block in &index.blocks {
                     self.damaged.remove(&block.hash);
@@ -325,7 +324,7 @@ impl Catalogue {
             .collect();
         records.sort_unstable_by_key(|(hash, place)| (*hash, place.pack));
         let count = records.len() as u64;
-        match write_segment(&dir, self.keys.as_deref(), count, &names, records.into_iter().map(Ok)) {
+        match write_segment(&dir, self.key.as_ref(), count, &names, records.into_iter().map(Ok)) {
             Ok(segment) => {
                 self.mount(segment);
                 self.forget_recent(|pack| local.contains_key(&pack));
@@ -404,7 +403,7 @@ impl Catalogue {
             }
         };
         let count = sources.iter().map(|source| source.segment.len()).sum();
-        write_segment(dir, self.keys.as_deref(), count, &names, std::iter::from_fn(next))
+        write_segment(dir, self.key.as_ref(), count, &names, std::iter::from_fn(next))
     }
 
     /// Every place of the block in packs that are alive, the newest first. `proof`: an empty answer is certain.
@@ -594,7 +593,7 @@ impl Catalogue {
 
 fn write_segment(
     dir: &std::path::Path,
-    keys: Option<&OrgKeys>,
+    key: Option<&CacheKey>,
     records_max: u64,
     packs: &[PackName],
     records: impl Iterator<Item = io::Result<Record>>,
@@ -607,7 +606,7 @@ fn write_segment(
     // Tells an opener that the file has a writer.
     rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive)?;
     let lock = file.try_clone()?;
-    let mut writer = SegmentWriter::new(file, records_max, keys.map(|keys| Mask::new(keys, &name)));
+    let mut writer = SegmentWriter::new(file, records_max, key.map(|key| Mask::new(key, &name)));
     let write = || -> io::Result<()> {
         for record in records {
             writer.push(&record?)?;
@@ -620,7 +619,7 @@ fn write_segment(
         return Err(error);
     }
     drop(lock);
-    Segment::open(&path, keys)
+    Segment::open(&path, key)
 }
 
 /// Removes what a process that died has left unfinished.

@@ -8,6 +8,8 @@
 //! What stays true: bytes of a sealed file are given out only when they are authentic; a key that is not there is
 //! "cannot be read now" and never "damaged" (I7). What does not belong here: what is in a pack.
 
+mod unsealed;
+
 use std::collections::HashMap;
 use std::io;
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
@@ -16,7 +18,9 @@ use ring::aead::{Aad, LessSafeKey, Nonce};
 
 use crate::backend::{Backend, BackendError, Key, NewFile, Tail};
 use crate::block::{BlockHasher, StoreError};
-use crate::keys::{DataKey, KeyError, KeyId, MasterKey, OrgKeys};
+use crate::keys::{CacheKey, DataKey, KeyError, KeyId, MasterKey, NameKeys, OrgKeys};
+
+pub use unsealed::Unsealed;
 
 const MAGIC: &[u8; 8] = b"COVEYPCK";
 const VERSION: u32 = 1;
@@ -84,10 +88,17 @@ impl Vault {
 pub(crate) struct PackFiles {
     backend: Arc<dyn Backend>,
     vault: Option<Vault>,
+    /// Where the backend itself opens and seals packs; there is no vault then.
+    names: Option<NameKeys>,
     forms: Mutex<HashMap<Key, Form>>,
 }
 
 impl PackFiles {
+    /// Files of a backend that opens and seals packs itself.
+    pub(super) fn named(backend: Arc<dyn Backend>, names: NameKeys) -> Self {
+        Self { backend, vault: None, names: Some(names), forms: Mutex::default() }
+    }
+
     /// Files of a store without keys.
     ///
     /// # Errors
@@ -96,11 +107,26 @@ impl PackFiles {
         if let Some(ring) = OrgKeys::report(backend.as_ref())? {
             return Err(KeyError::Missing { place: backend.place(), needed: ring.master }.into());
         }
-        Ok(Self { backend, vault: None, forms: Mutex::default() })
+        Ok(Self { backend, vault: None, names: None, forms: Mutex::default() })
+    }
+
+    /// Files of a store with keys, which are made if it has none.
+    pub(super) fn sealed_with_any(
+        backend: Arc<dyn Backend>,
+        org: &str,
+        master: &MasterKey,
+    ) -> Result<Self, StoreError> {
+        let listed = Arc::clone(&backend);
+        let any_pack = || {
+            let names = listed.list(&super::packs_dir()?)?;
+            let name = names.into_iter().find(|name| name.ends_with(super::PACK_SUFFIX));
+            name.map(|name| Ok(Key::new(&[super::PACKS_DIR, &name])?)).transpose()
+        };
+        Self::sealed(backend, org, master, any_pack)
     }
 
     /// Files of a store with keys, which are made if it has none. `packs`: any pack that is there.
-    pub(super) fn sealed(
+    fn sealed(
         backend: Arc<dyn Backend>,
         org: &str,
         master: &MasterKey,
@@ -125,7 +151,7 @@ impl PackFiles {
             }
         };
         let vault = Vault { org: org.to_owned(), master: master.clone(), keys: RwLock::new(Arc::new(keys)) };
-        Ok(Self { backend, vault: Some(vault), forms: Mutex::default() })
+        Ok(Self { backend, vault: Some(vault), names: None, forms: Mutex::default() })
     }
 
     /// The same keys over another backend, for what is written to see how long it becomes.
@@ -135,7 +161,7 @@ impl PackFiles {
             master: vault.master.clone(),
             keys: RwLock::new(vault.keys()),
         });
-        Self { backend, vault, forms: Mutex::default() }
+        Self { backend, vault, names: self.names.clone(), forms: Mutex::default() }
     }
 
     pub(super) fn is_remote(&self) -> bool {
@@ -147,7 +173,14 @@ impl PackFiles {
     }
 
     pub(super) fn hasher(&self) -> BlockHasher {
-        self.keys().map_or(BlockHasher::PLAIN, |keys| keys.hasher())
+        let names = self.names.clone().or_else(|| self.keys().map(|keys| keys.name_keys()));
+        names.map_or(BlockHasher::PLAIN, |names| names.hasher())
+    }
+
+    /// What hides files of this host that can be made anew; none: nothing has to.
+    pub(super) fn cache_key(&self) -> Option<CacheKey> {
+        let behind_link = self.names.as_ref().map(|names| names.cache_key().clone());
+        behind_link.or_else(|| self.keys().map(|keys| keys.cache_key()))
     }
 
     /// Takes up a key that was added since; called before packs are written.

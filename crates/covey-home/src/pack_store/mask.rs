@@ -5,7 +5,7 @@
 //! A name is chosen at random and its file written once, so no part of the output is used twice. Nothing is
 //! authenticated: what such a file says of a block is checked by reading the block.
 
-use crate::keys::OrgKeys;
+use crate::keys::CacheKey;
 
 /// Bytes that are mixed at once.
 const PART_BYTES: usize = 4096;
@@ -24,8 +24,8 @@ impl std::fmt::Debug for Mask {
 }
 
 impl Mask {
-    pub(super) fn new(keys: &OrgKeys, file_name: &str) -> Self {
-        Self { key: keys.cache_key(file_name) }
+    pub(super) fn new(key: &CacheKey, file_name: &str) -> Self {
+        Self { key: key.of_file(file_name) }
     }
 
     /// Hides, or shows, the bytes that stand at `offset` of the file.

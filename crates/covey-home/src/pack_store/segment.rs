@@ -24,7 +24,7 @@ use covey_types::BlockHash;
 use super::catalogue::{Location, PackName};
 use super::mask::Mask;
 use super::pack::{Codec, Frame};
-use crate::keys::OrgKeys;
+use crate::keys::CacheKey;
 
 const MAGIC: &[u8; 8] = b"COVEYCAT";
 const VERSION: u32 = 1;
@@ -159,9 +159,9 @@ impl Segment {
     ///
     /// # Errors
     /// When it cannot be read or is damaged; it is of no use then.
-    pub(super) fn open(path: &Path, keys: Option<&OrgKeys>) -> io::Result<Self> {
+    pub(super) fn open(path: &Path, key: Option<&CacheKey>) -> io::Result<Self> {
         let name = path.file_stem().and_then(|name| name.to_str()).unwrap_or_default();
-        let mask = keys.map(|keys| Mask::new(keys, name));
+        let mask = key.map(|key| Mask::new(key, name));
         let file = File::open(path)?;
         let file_len = file.metadata()?.len();
         let bad = |what: &str| io::Error::new(io::ErrorKind::InvalidData, what.to_owned());

@@ -72,6 +72,21 @@ impl Suspects {
         Ok(Self { packs, version: Some(found.version) })
     }
 
+    /// Whether `next` is such a file's text that says no less than `now` and beyond it only that packs are damaged: what
+    /// is taken from somebody who reads packs and must not decide which may be deleted. A damaged `now` says nothing.
+    pub fn only_adds_damage(now: Option<&[u8]>, next: &[u8]) -> bool {
+        let packs = |bytes: &[u8]| std::str::from_utf8(bytes).ok().and_then(parse);
+        let Some(next) = packs(next).filter(|next| next.len() <= SUSPECTS_MAX) else { return false };
+        let now = now.and_then(packs).unwrap_or_default();
+        now.iter().all(|(pack, state)| next.get(pack) == Some(state))
+            && next.iter().all(|(pack, state)| now.contains_key(pack) || *state == SuspectState::Damaged)
+    }
+
+    /// Whether a key is that of the file.
+    pub fn is_key(file: &Key) -> bool {
+        key().is_ok_and(|key| key == *file)
+    }
+
     /// Changes the file as a whole; a damaged one is written anew. Gives what stands there then.
     ///
     /// # Errors

@@ -8,7 +8,7 @@ use covey_home::archive::{Imported, import};
 use covey_home::backend::{Backend as _, Key, MemoryBackend};
 use covey_home::{
     CollectError, CollectOptions, CollectReport, NoProgress, PackStore, Pointer, PointerError, Pointers,
-    collect, verify,
+    collect, fence_uploads, verify,
 };
 use covey_types::{FencingToken, Generation};
 
@@ -248,4 +248,43 @@ fn many_small_packs_become_one() {
     assert!(report.freed_bytes > 0, "{report:?}");
     let again = world.collect();
     assert_eq!((again.packs, again.packs_removed), (1, 0));
+}
+
+#[test]
+fn behind_a_fence_what_was_begun_before_is_refused_and_nothing_goes() {
+    let world = World::new();
+    let publish = |home: &str, imported: &Imported| {
+        world.pointers.publish(home, imported.root, Generation(0), FencingToken(1), imported.epoch)
+    };
+    stored(&world.store, &home(&[("garbage", 1, 100_000)])).unwrap();
+    // What a collection has condemned stays condemned behind a fence.
+    world.collect();
+    let early = stored(&world.store, &home(&[("a", 2, 100_000)])).unwrap();
+    let accepted = stored(&world.store, &home(&[("b", 3, 1000)])).unwrap();
+    publish("accepted", &accepted).unwrap();
+    let before = world.bytes();
+    fence_uploads(&world.store, &world.pointers).unwrap();
+    assert_eq!(world.bytes(), before);
+    let refused = publish("early", &early).unwrap_err();
+    assert!(matches!(refused, PointerError::Collected { .. }), "{refused}");
+    let late = stored(&world.store, &home(&[("a", 2, 100_000)])).unwrap();
+    assert_eq!(late.root, early.root);
+    publish("late", &late).unwrap();
+    world.check();
+}
+
+#[test]
+fn a_home_that_is_forgotten_needs_nothing_and_begins_anew() {
+    let world = World::new();
+    world.publish("one", &[("a", 1, 300_000)]);
+    world.publish("one", &[("a", 1, 300_000), ("b", 2, 1000)]);
+    world.publish("two", &[("c", 3, 1000)]);
+    assert!(world.pointers.forget("one").unwrap());
+    assert!(!world.pointers.forget("one").unwrap());
+    assert_eq!(world.pointers.current("one").unwrap(), None);
+    assert_eq!(world.pointers.snapshots("one").unwrap(), []);
+    let report = world.collect();
+    assert_eq!((report.roots, report.packs_removed), (1, 2));
+    assert_eq!(world.publish("one", &[("d", 4, 1000)]).generation, Generation(1));
+    world.check();
 }

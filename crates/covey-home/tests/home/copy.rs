@@ -150,15 +150,15 @@ fn a_pack_from_somebody_else_is_checked_as_a_whole() {
     upload.finish().unwrap();
     let key = memory.keys().into_iter().find(|key| key.as_str().starts_with("packs/")).unwrap();
     let bytes = memory.read(&key, 0, 1 << 20).unwrap();
-    assert_eq!(check_pack(&key, &bytes), Ok(1));
+    assert_eq!(check_pack(&key, &bytes, None), Ok(1));
     for at in 0..bytes.len() {
         let mut damaged = bytes.clone();
         damaged[at] ^= 1;
-        assert!(check_pack(&key, &damaged).is_err(), "{at}");
-        assert!(check_pack(&key, &bytes[..at]).is_err(), "{at}");
+        assert!(check_pack(&key, &damaged, None).is_err(), "{at}");
+        assert!(check_pack(&key, &bytes[..at], None).is_err(), "{at}");
     }
     let elsewhere = Key::new(&["packs", "odd"]).unwrap();
-    assert!(check_pack(&elsewhere, &bytes).is_err());
+    assert!(check_pack(&elsewhere, &bytes, None).is_err());
 }
 
 #[test]
