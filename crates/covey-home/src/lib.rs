@@ -26,6 +26,7 @@ mod materialize;
 mod memory;
 pub mod name;
 pub mod object;
+mod owner;
 mod pack_store;
 mod path;
 mod pointer;
@@ -54,6 +55,7 @@ pub use materialize::{
     Contents, Gap, MaterializeError, MaterializeReport, MaterializeRequest, materialize, materialize_sharing,
 };
 pub use memory::MemoryStore;
+pub use owner::{Destroyed, claim, destroy, owner};
 pub use pack_store::{
     Existing, PackContents, PackName, PackReport, PackStore, PackUpload, PackedBlock, Packing, SUSPECTS_MAX,
     SuspectState, Suspects,

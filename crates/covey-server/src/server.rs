@@ -12,12 +12,13 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use crate::collect::CollectConfig;
 use crate::db::{Db, DbError, homes, orgs, runners};
 use crate::drive::{self, Context, Live};
 use crate::http::Api;
 use crate::link::{self, Links, Trust};
 use crate::model::Model;
-use crate::stores::Stores;
+use crate::stores::{Stores, StoresError};
 
 /// A server that cannot start.
 #[derive(Debug, thiserror::Error)]
@@ -26,6 +27,31 @@ pub enum StartError {
     #[error("the server cannot take over the database")]
     Db(#[from] DbError),
 }
+
+/// Where homes are kept, and when what nobody needs goes.
+#[derive(Debug, Clone)]
+pub struct Homes {
+    /// The orgs' stores.
+    pub stores: Stores,
+    /// When their garbage is collected.
+    pub collect: CollectConfig,
+}
+
+/// Says in every store that this database names what is needed in it, before anything is: a collection that is
+/// started beside the server would take all of it for garbage.
+async fn claim_stores(db: &Db, stores: &Stores) -> Result<(), StartError> {
+    for org in db.read("orgs", orgs::all).await? {
+        let claimed = stores.with(org, |store| covey_home::claim(store.backend().as_ref(), SERVED)).await;
+        // A store that cannot be reached now must not keep the server from starting: work goes on without it.
+        if let Err(error) = claimed.and_then(|claimed| claimed.map_err(StoresError::from)) {
+            tracing::warn!(%org, %error, "cannot say in the home store that it is a server's");
+        }
+    }
+    Ok(())
+}
+
+/// Who names what is needed in a store that a server uses.
+pub const SERVED: &str = "the database of a server";
 
 /// A running server.
 #[derive(Debug)]
@@ -38,12 +64,12 @@ pub struct Server {
 }
 
 impl Server {
-    /// Takes over the database and starts driving; the API looks into homes through `stores`, if there are any. Needs
-    /// a tokio runtime.
+    /// Takes over the database, starts driving, and keeps the homes' stores free of garbage, if there are any. Needs a
+    /// tokio runtime.
     ///
     /// # Errors
     /// When the database fails.
-    pub async fn start(db: Db, model: Arc<dyn Model>, stores: Option<Stores>) -> Result<Self, StartError> {
+    pub async fn start(db: Db, model: Arc<dyn Model>, homes: Option<Homes>) -> Result<Self, StartError> {
         let org = db
             .write("take over", |tx| {
                 // The lock beside the database says that no other server lives, so neither do its drivers.
@@ -63,7 +89,15 @@ impl Server {
                 failed.cancel();
             }
         });
-        Ok(Self { org, api: Api::new(db, stores, stop.clone()), context, stop, tasks })
+        let (stores, collect) = homes.map(|homes| (homes.stores, homes.collect)).unzip();
+        if let Some(stores) = &stores {
+            claim_stores(&db, stores).await?;
+        }
+        let api = Api::new(db, stores, stop.clone());
+        if let (Some(collector), Some(config)) = (api.collector(), collect) {
+            tasks.spawn(collector.clone().keep_collecting(config, stop.clone()));
+        }
+        Ok(Self { org, api, context, stop, tasks })
     }
 
     /// The org that a fresh installation has.

@@ -24,6 +24,8 @@ mod home;
 #[cfg(test)]
 mod home_history;
 #[cfg(test)]
+mod org;
+#[cfg(test)]
 mod real_server;
 #[cfg(test)]
 mod run;
@@ -33,6 +35,8 @@ mod runner;
 mod session;
 #[cfg(test)]
 mod store;
+#[cfg(test)]
+mod store_gc;
 #[cfg(test)]
 mod store_places;
 #[cfg(test)]
