@@ -21,6 +21,7 @@
 
 mod condemned;
 mod count;
+mod epoch;
 mod mark;
 
 use std::collections::BTreeSet;
@@ -32,6 +33,7 @@ use covey_types::{Fault, RootHash};
 use serde::Serialize;
 
 pub(crate) use condemned::Condemned;
+pub use epoch::meet_floor;
 pub use mark::MarkError;
 pub(crate) use mark::Marker;
 

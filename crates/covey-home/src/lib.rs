@@ -45,6 +45,7 @@ pub use block::{BLOCK_BYTES_MAX, Block, BlockHasher, BlockStore, StoreError, Upl
 pub use carry::{CarryError, carry_states};
 pub use collect::{
     CONDEMNED_MAX, CollectError, CollectOptions, CollectReport, MarkError, Roots, THOROUGH_LEVEL, collect,
+    meet_floor,
 };
 pub use copy::{CopyError, CopyReport, DamagedPack, Sealing, check_pack, copy};
 pub use edit::{EditError, Edited, restore_path};

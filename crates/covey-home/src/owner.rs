@@ -18,18 +18,20 @@ fn key() -> Result<Key, StoreError> {
     Ok(Key::new(&["gc", "owner"])?)
 }
 
-/// Says that `who` names what is needed in this store. For good: an empty store has to be made for somebody else.
+/// Says that `who` names what is needed in this store, unless somebody else has said so before; tells who it is. For
+/// good: a store is only given to somebody else by removing the file.
 ///
 /// # Errors
 /// When that cannot be written down.
-pub fn claim(backend: &dyn Backend, who: &str) -> Result<(), StoreError> {
+pub fn claim(backend: &dyn Backend, who: &str) -> Result<String, StoreError> {
     for _ in 0..TRIES_MAX {
-        if owner(backend)?.is_some_and(|owner| owner == who) {
-            return Ok(());
+        if let Some(owner) = owner(backend)? {
+            return Ok(owner);
         }
         let text = format!("{HEAD}{who}\n");
-        if let PutOutcome::Written(_) = backend.put_if(&key()?, text.as_bytes(), &Expected::Any)? {
-            return Ok(());
+        // On the condition that nobody has: of two who say so at once, the second one reads the first.
+        if let PutOutcome::Written(_) = backend.put_if(&key()?, text.as_bytes(), &Expected::Absent)? {
+            return Ok(who.to_owned());
         }
     }
     let error = std::io::Error::from(std::io::ErrorKind::ResourceBusy);
@@ -51,6 +53,8 @@ pub fn owner(backend: &dyn Backend) -> Result<Option<String>, StoreError> {
 /// What [`destroy`] removed.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 pub struct Destroyed {
+    /// Key rings: with it, every copy of a sealed pack that is anywhere became unreadable, unless the ring was copied.
+    pub key_rings: u64,
     /// Packs.
     pub packs: u64,
     /// Their bytes.
@@ -59,48 +63,64 @@ pub struct Destroyed {
     pub homes: u64,
 }
 
-/// Removes every file of one org from a store: packs, pointers, and what collections keep. Nobody may use the store
-/// meanwhile. Looks again afterwards, and returns only when nothing is left; may be repeated after a failure.
+/// Removes every file of one org from a store: keys, pointers, packs, and what is kept about them. Nobody may use the
+/// store meanwhile. Looks again afterwards, and returns only when nothing is left; may be repeated after a failure.
 ///
 /// # Errors
 /// [`StoreError::Unavailable`] when something could not be removed, or is there again.
 pub fn destroy(backend: &dyn Backend) -> Result<Destroyed, StoreError> {
     let mut destroyed = Destroyed::default();
-    // Pointers first: what is left of a store without them is garbage, and not a home with holes.
+    // Keys first: from here on the packs are noise, whatever happens to the rest.
+    destroyed.key_rings = empty(backend, &Key::new(&["keys"])?)?.files;
+    // Then pointers: what is left of a store without them is garbage, and not a home with holes.
     for home in backend.list_dirs(&Key::new(&["homes"])?)? {
-        destroyed.homes += 1;
-        empty(backend, &Key::new(&["homes", &home, "snapshots"])?)?;
-        empty(backend, &Key::new(&["homes", &home])?)?;
+        let kept = empty(backend, &Key::new(&["homes", &home, "snapshots"])?)?;
+        let current = empty(backend, &Key::new(&["homes", &home])?)?;
+        destroyed.homes += u64::from(kept.files + current.files > 0);
     }
-    let packs = Key::new(&["packs"])?;
-    for name in backend.list(&packs)? {
-        let key = Key::new(&["packs", &name])?;
+    let packs = empty(backend, &Key::new(&["packs"])?)?;
+    (destroyed.packs, destroyed.bytes) = (packs.files, packs.bytes);
+    empty(backend, &Key::new(&["damage"])?)?;
+    empty(backend, &Key::new(&["gc"])?)?;
+    // Last: until now it can be told which store this was.
+    backend.remove(&Key::new(&["identity"])?)?;
+    let mut left = Vec::new();
+    for dir in ["keys", "packs", "damage", "gc"] {
+        let names = backend.list(&Key::new(&[dir])?)?;
+        left.extend(names.first().map(|name| format!("{dir}/{name}")));
+    }
+    match left.first() {
+        None => Ok(destroyed),
+        Some(file) => {
+            let what =
+                format!("remove everything: {file} is in {}, somebody uses the store", backend.place());
+            Err(StoreError::unavailable(what, std::io::Error::from(std::io::ErrorKind::ResourceBusy)))
+        }
+    }
+}
+
+/// What went from one directory.
+#[derive(Default)]
+struct Emptied {
+    files: u64,
+    bytes: u64,
+}
+
+fn empty(backend: &dyn Backend, dir: &Key) -> Result<Emptied, StoreError> {
+    let mut emptied = Emptied::default();
+    for name in backend.list(dir)? {
+        let parts: Vec<&str> = dir.as_str().split('/').chain([name.as_str()]).collect();
+        let key = Key::new(&parts)?;
         let len = match backend.file_len(&key) {
             Err(BackendError::NotFound { .. }) => continue,
             len => len?,
         };
         if backend.remove(&key)? {
-            destroyed.packs += 1;
-            destroyed.bytes += len;
+            emptied.files += 1;
+            emptied.bytes += len;
         }
     }
-    empty(backend, &Key::new(&["gc"])?)?;
-    let left = backend.list(&packs)?.len();
-    if left > 0 {
-        let error = std::io::Error::from(std::io::ErrorKind::ResourceBusy);
-        let what =
-            format!("remove everything: {left} packs are in {}, somebody uses the store", backend.place());
-        return Err(StoreError::unavailable(what, error));
-    }
-    Ok(destroyed)
-}
-
-fn empty(backend: &dyn Backend, dir: &Key) -> Result<(), StoreError> {
-    for name in backend.list(dir)? {
-        let parts: Vec<&str> = dir.as_str().split('/').chain([name.as_str()]).collect();
-        backend.remove(&Key::new(&parts)?)?;
-    }
-    Ok(())
+    Ok(emptied)
 }
 
 #[cfg(test)]
@@ -112,20 +132,25 @@ mod tests {
 
     use super::*;
     use crate::backend::MemoryBackend;
-    use crate::{Block, BlockStore, NoProgress, PackStore, Pointers};
+    use crate::{Block, BlockStore, MasterKey, NoProgress, PackStore, Pointers};
 
     #[test]
     fn an_owner_is_read_as_it_was_said_and_a_damaged_one_is_named() {
         let backend = MemoryBackend::default();
         assert_eq!(owner(&backend).unwrap(), None);
         for who in ["a server", "a server", "another"] {
-            claim(&backend, who).unwrap();
-            assert_eq!(owner(&backend).unwrap().as_deref(), Some(who));
+            assert_eq!(
+                claim(&backend, who).unwrap(),
+                "a server",
+                "whoever comes second is told who was first"
+            );
         }
+        assert_eq!(owner(&backend).unwrap().as_deref(), Some("a server"));
         let PutOutcome::Written(_) = backend.put_if(&key().unwrap(), b"x", &Expected::Any).unwrap() else {
             panic!("not written");
         };
         assert!(matches!(owner(&backend), Err(StoreError::Damaged { .. })));
+        assert!(matches!(claim(&backend, "a server"), Err(StoreError::Damaged { .. })));
     }
 
     #[test]
@@ -142,16 +167,37 @@ mod tests {
         }
         claim(&backend, "x").unwrap();
         let destroyed = destroy(&backend).unwrap();
-        assert_eq!(destroyed, Destroyed { packs: 1, bytes: stored, homes: 1 });
+        assert_eq!(destroyed, Destroyed { key_rings: 0, packs: 1, bytes: stored, homes: 1 });
         assert_eq!(pointers.current("h").unwrap(), None);
         assert_eq!(owner(&backend).unwrap(), None);
         let again = destroy(&backend).unwrap();
-        assert_eq!((again.packs, again.bytes), (0, 0));
+        assert_eq!(again, Destroyed::default());
+        assert_eq!(backend.keys(), Vec::<Key>::new());
         let store = PackStore::open(Arc::new(backend)).unwrap();
         assert!(store.packs().unwrap().is_empty());
         // It can be used like a new one.
         let archive = tar::Builder::new(Vec::new()).into_inner().unwrap();
         let cancel = AtomicBool::new(false);
         crate::archive::import(&store, &mut &archive[..], &cancel, &NoProgress).unwrap();
+    }
+
+    #[test]
+    fn with_its_keys_gone_a_sealed_pack_that_somebody_kept_cannot_be_read() {
+        let backend = MemoryBackend::default();
+        let master = MasterKey::generate().unwrap();
+        let store = PackStore::open_encrypted(Arc::new(backend.clone()), "o", &master).unwrap();
+        let upload = store.upload().unwrap();
+        upload.put(&Block::of(b"block").unwrap()).unwrap();
+        upload.finish().unwrap();
+        let is_pack = |key: &Key| key.as_str().starts_with("packs/");
+        let pack = backend.keys().into_iter().find(is_pack).unwrap();
+        let len = backend.file_len(&pack).unwrap() as usize;
+        let kept = backend.read(&pack, 0, len).unwrap();
+        assert_eq!(destroy(&backend).unwrap().key_rings, 1);
+        assert_eq!(backend.keys(), Vec::<Key>::new());
+        let mut file = backend.create().unwrap();
+        file.append(&kept).unwrap();
+        file.publish(&pack).unwrap();
+        assert!(PackStore::open_encrypted(Arc::new(backend), "o", &master).is_err());
     }
 }

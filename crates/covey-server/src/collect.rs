@@ -12,18 +12,23 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use covey_home::{
-    CollectError, CollectOptions, CollectReport, Counters, Pointers, Progress, Roots, StoreError,
+    CollectError, CollectOptions, CollectReport, Counters, PackStore, Pointers, Progress, Roots, StoreError,
 };
-use covey_types::{Fault, OrgId, RootHash};
+use covey_types::{Fault, HomeId, OrgId, RootHash};
 use serde::Serialize;
 use tokio::runtime::Handle;
 use tokio_util::sync::CancellationToken;
 
+use crate::SERVED;
 use crate::db::{self, Db, DbError, orgs, retention};
 use crate::stores::Stores;
 
 /// How often it is looked whether a collection is due.
 const LOOK_EVERY: Duration = Duration::from_secs(60);
+/// After the start sessions are taken up and homes woken; a collection that is due waits for so long.
+const AFTER_START: Duration = Duration::from_secs(10 * 60);
+/// Homes whose snapshots one transaction forgets, so that others need not wait for long.
+const FORGET_HOMES_AT_ONCE: usize = 50;
 /// After a collection that failed, the next attempt.
 const AFTER_FAILURE: Duration = Duration::from_secs(60 * 60);
 /// Progress is logged after so many more bytes.
@@ -66,6 +71,17 @@ pub enum CollectorError {
     /// The store.
     #[error(transparent)]
     Store(#[from] StoreError),
+    /// Somebody else knows what is needed in it.
+    #[error(
+        "what is needed in the home store at {place} is known to {who}, and not to this server: nothing is deleted; give \
+         the server another store, or remove the org's file `gc/owner` there if that is no longer so"
+    )]
+    Foreign {
+        /// Where the store is.
+        place: String,
+        /// Who it is.
+        who: String,
+    },
     /// The database.
     #[error(transparent)]
     Db(#[from] DbError),
@@ -78,7 +94,7 @@ impl CollectorError {
     /// What the caller can do about it.
     pub fn fault(&self) -> Fault {
         match self {
-            Self::UnderWay => Fault::Conflict,
+            Self::UnderWay | Self::Foreign { .. } => Fault::Conflict,
             Self::Collect(error) => error.fault(),
             Self::Store(error) => error.fault(),
             Self::Db(error) => error.fault(),
@@ -125,7 +141,7 @@ impl Collector {
         let (org, dry_run) = (request.org, request.dry_run);
         let snapshots_forgotten = match dry_run {
             true => self.db.read("snapshots to forget", move |read| forgettable(read, org)).await?,
-            false => self.db.write("forget snapshots", move |tx| forget(tx, org)).await?,
+            false => self.forget(org).await?,
         };
         let (db, stores) = (self.db.clone(), self.stores.clone());
         let work = tokio::task::spawn_blocking(move || {
@@ -143,17 +159,29 @@ impl Collector {
         Ok(collected)
     }
 
+    async fn forget(&self, org: OrgId) -> Result<u64, DbError> {
+        let homes = self.db.read("homes", move |read| retention::homes_of(read, org)).await?;
+        let mut forgotten = 0;
+        for some in homes.chunks(FORGET_HOMES_AT_ONCE) {
+            let some = some.to_vec();
+            forgotten += self.db.write("forget snapshots", move |tx| forget(tx, org, &some)).await?;
+        }
+        Ok(forgotten)
+    }
+
     /// Collects whenever it is time, until `stop`.
     pub async fn keep_collecting(self, config: CollectConfig, stop: CancellationToken) {
         if config.interval.is_zero() {
             return;
         }
         let mut not_before: HashMap<OrgId, Instant> = HashMap::new();
+        let mut pause = AFTER_START.min(config.interval);
         loop {
             tokio::select! {
                 () = stop.cancelled() => return,
-                () = tokio::time::sleep(LOOK_EVERY.min(config.interval)) => {}
+                () = tokio::time::sleep(pause) => {}
             }
+            pause = LOOK_EVERY.min(config.interval);
             let interval = config.interval;
             let due = self.db.read("collections due", move |read| orgs::due(read, db::now(), interval)).await;
             let due = due.unwrap_or_else(|error| {
@@ -227,9 +255,36 @@ impl Drop for UnderWay {
     }
 }
 
-fn forget(tx: &db::Tx<'_>, org: OrgId) -> Result<u64, DbError> {
-    let homes = retention::homes_of(tx, org)?;
-    homes.into_iter().map(|home| retention::forget(tx, org, home)).sum()
+fn forget(tx: &db::Tx<'_>, org: OrgId, homes: &[HomeId]) -> Result<u64, DbError> {
+    let mut forgotten = 0;
+    for home in homes {
+        forgotten += match retention::forget(tx, org, *home) {
+            // Deleted since the homes were listed.
+            Err(DbError::NotFound { .. }) => 0,
+            forgotten => forgotten?,
+        };
+    }
+    Ok(forgotten)
+}
+
+/// Says in the store that this database names what is needed in it, and brings the store's epoch and the database's
+/// floor together. For the start of a server and of a collection; blocks.
+///
+/// # Errors
+/// [`CollectorError::Foreign`], and when the store or the database cannot be used now.
+pub(crate) fn take_charge(db: &Db, store: &PackStore, org: OrgId) -> Result<(), CollectorError> {
+    let backend = store.backend().as_ref();
+    let who = covey_home::claim(backend, SERVED)?;
+    if who != SERVED {
+        return Err(CollectorError::Foreign { place: backend.place(), who });
+    }
+    let runtime = Handle::current();
+    let floor = runtime.block_on(db.read("floor", move |read| orgs::collect_floor(read, org)))?;
+    let epoch = covey_home::meet_floor(backend, floor)?;
+    if epoch > floor {
+        runtime.block_on(db.write("raise floor", move |tx| orgs::raise_collect_floor(tx, org, epoch)))?;
+    }
+    Ok(())
 }
 
 fn forgettable(read: &db::Read<'_>, org: OrgId) -> Result<u64, DbError> {
@@ -243,6 +298,13 @@ fn forgettable(read: &db::Read<'_>, org: OrgId) -> Result<u64, DbError> {
 
 fn collect(db: Db, stores: &Stores, request: &CollectRequest) -> Result<CollectReport, CollectorError> {
     let store = stores.of(request.org)?;
+    match (request.dry_run, covey_home::owner(store.backend().as_ref())?) {
+        (true, Some(who)) if who != SERVED => {
+            return Err(CollectorError::Foreign { place: store.backend().place(), who });
+        }
+        (true, _) => {}
+        (false, _) => take_charge(&db, &store, request.org)?,
+    }
     let roots = DbRoots {
         db,
         org: request.org,

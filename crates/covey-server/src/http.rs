@@ -43,6 +43,7 @@ use tokio_util::task::TaskTracker;
 use self::error::{ApiError, REQUEST_ID};
 use crate::collect::Collector;
 use crate::db::Db;
+use crate::link::Links;
 use crate::stores::Stores;
 
 /// Event streams that may be open at the same time; more are refused with 429.
@@ -68,6 +69,8 @@ struct Inner {
     stores: Option<Stores>,
     /// Likewise.
     collector: Option<Collector>,
+    /// None where no runner dials in.
+    links: Option<Links>,
     /// When a token's use was last written down; one entry per valid token that was seen.
     token_uses: Mutex<HashMap<TokenId, Instant>>,
 }
@@ -75,10 +78,11 @@ struct Inner {
 impl Api {
     /// Makes an API over `db` and the homes' stores, if there are any. When `stop` is cancelled, open event streams
     /// end.
-    pub fn new(db: Db, stores: Option<Stores>, stop: CancellationToken) -> Self {
+    pub fn new(db: Db, stores: Option<Stores>, links: Option<Links>, stop: CancellationToken) -> Self {
         let (streams, tasks) = (Arc::new(Semaphore::new(STREAMS_MAX)), TaskTracker::new());
         let collector = stores.as_ref().map(|stores| Collector::new(db.clone(), stores.clone()));
-        let inner = Inner { db, stop, tasks, streams, stores, collector, token_uses: Mutex::default() };
+        let token_uses = Mutex::default();
+        let inner = Inner { db, stop, tasks, streams, stores, collector, links, token_uses };
         Self { inner: Arc::new(inner) }
     }
 

@@ -12,13 +12,13 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use crate::collect::CollectConfig;
+use crate::collect::{self, CollectConfig, CollectorError};
 use crate::db::{Db, DbError, homes, orgs, runners};
 use crate::drive::{self, Context, Live};
 use crate::http::Api;
 use crate::link::{self, Links, Trust};
 use crate::model::Model;
-use crate::stores::{Stores, StoresError};
+use crate::stores::Stores;
 
 /// A server that cannot start.
 #[derive(Debug, thiserror::Error)]
@@ -26,6 +26,9 @@ pub enum StartError {
     /// The database does not let it.
     #[error("the server cannot take over the database")]
     Db(#[from] DbError),
+    /// The home store is somebody else's, who would delete what this server puts there.
+    #[error(transparent)]
+    Store(CollectorError),
 }
 
 /// Where homes are kept, and when what nobody needs goes.
@@ -37,14 +40,21 @@ pub struct Homes {
     pub collect: CollectConfig,
 }
 
-/// Says in every store that this database names what is needed in it, before anything is: a collection that is
-/// started beside the server would take all of it for garbage.
-async fn claim_stores(db: &Db, stores: &Stores) -> Result<(), StartError> {
+/// Takes charge of every org's store before anything is put there: a collection that is started beside the server would
+/// take all of it for garbage.
+async fn take_charge(db: &Db, stores: &Stores) -> Result<(), StartError> {
     for org in db.read("orgs", orgs::all).await? {
-        let claimed = stores.with(org, |store| covey_home::claim(store.backend().as_ref(), SERVED)).await;
-        // A store that cannot be reached now must not keep the server from starting: work goes on without it.
-        if let Err(error) = claimed.and_then(|claimed| claimed.map_err(StoresError::from)) {
-            tracing::warn!(%org, %error, "cannot say in the home store that it is a server's");
+        let database = db.clone();
+        let taken = stores.with(org, move |store| collect::take_charge(&database, store, org)).await;
+        // A store that cannot be reached now must not keep the server from starting: work goes on without it, and the
+        // next collection does this again.
+        match taken {
+            Ok(Ok(())) => {}
+            Ok(Err(error @ CollectorError::Foreign { .. })) => return Err(StartError::Store(error)),
+            Ok(Err(error)) => {
+                tracing::warn!(%org, %error, "cannot say in the home store that it is a server's")
+            }
+            Err(error) => tracing::warn!(%org, %error, "cannot say in the home store that it is a server's"),
         }
     }
     Ok(())
@@ -68,7 +78,7 @@ impl Server {
     /// tokio runtime.
     ///
     /// # Errors
-    /// When the database fails.
+    /// When the database fails, or a home store is somebody else's.
     pub async fn start(db: Db, model: Arc<dyn Model>, homes: Option<Homes>) -> Result<Self, StartError> {
         let org = db
             .write("take over", |tx| {
@@ -78,6 +88,10 @@ impl Server {
                 orgs::ensure_default(tx)
             })
             .await?;
+        let (stores, collect) = homes.map(|homes| (homes.stores, homes.collect)).unzip();
+        if let Some(stores) = &stores {
+            take_charge(&db, stores).await?;
+        }
         let stop = CancellationToken::new();
         let context = Context::new(db.clone(), model, Links::new(db.clone()));
         let tasks = TaskTracker::new();
@@ -89,11 +103,7 @@ impl Server {
                 failed.cancel();
             }
         });
-        let (stores, collect) = homes.map(|homes| (homes.stores, homes.collect)).unzip();
-        if let Some(stores) = &stores {
-            claim_stores(&db, stores).await?;
-        }
-        let api = Api::new(db, stores, stop.clone());
+        let api = Api::new(db, stores, Some(context.links.clone()), stop.clone());
         if let (Some(collector), Some(config)) = (api.collector(), collect) {
             tasks.spawn(collector.clone().keep_collecting(config, stop.clone()));
         }

@@ -5,8 +5,9 @@
 
 use anyhow::Context as _;
 use clap::Subcommand;
-use covey_home::backend::DirectoryBackend;
-use covey_home::{PackStore, destroy};
+use covey_bucket::Access;
+use covey_home::backend::OpenStore as _;
+use covey_home::{Destroyed, destroy};
 use covey_server::db::{Db, orgs};
 use covey_types::{ByteCount, Fault, OrgId};
 use serde_json::json;
@@ -15,6 +16,7 @@ use crate::exit_code::{ExitCode, Refusal};
 use crate::global::Global;
 use crate::host::{Layout, remove};
 use crate::output::{self, card};
+use crate::store_location::{OpenedStore, StoreLocation};
 
 /// What to do with orgs.
 #[derive(Debug, Subcommand)]
@@ -52,25 +54,11 @@ pub(crate) async fn run(global: &Global, command: &OrgCommand) -> anyhow::Result
     // Rows first: without them the blocks are garbage, the other way round homes would have holes. What a crash leaves
     // between the two goes when this is run again.
     let rows = db.write("delete org", move |tx| orgs::delete(tx, id)).await?;
-    let mut freed = 0;
-    let mut packs = 0;
-    if let Some(store) = layout.store_dir()?.filter(|store| store.is_dir()) {
-        let name = id.to_string();
-        let backend = DirectoryBackend::open(&store, &name)?;
-        let destroyed = destroy(&backend)?;
-        (freed, packs) = (destroyed.bytes, destroyed.packs);
-        drop(backend);
-        for part in ["orgs", "stat-caches", "mounts", "mount-cache"] {
-            remove(&store.join(part).join(&name))?;
-        }
-        // The proof: what a server would open now is empty.
-        let left = PackStore::open_directory(&store, &name)?.packs()?.len();
-        remove(&store.join("orgs").join(&name))?;
-        if left > 0 {
-            let text = format!("{left} packs of {id} are in {}: somebody uses the store", store.display());
-            return Err(Refusal::new(Fault::Conflict, text).into());
-        }
-    }
+    let destroyed = match layout.store_location()? {
+        Some(location) => destroy_in(&location, global, &id.to_string())?,
+        None => Destroyed::default(),
+    };
+    let (packs, freed) = (destroyed.packs, destroyed.bytes);
     let copies = layout.remove_working_copies(&rows.homes).context("the runner's working copies")?;
     if rows.homes.is_empty() && rows.agents == 0 && packs == 0 && !rows.was_there {
         let text = format!("{id} does not exist, and nothing of it is left");
@@ -79,8 +67,12 @@ pub(crate) async fn run(global: &Global, command: &OrgCommand) -> anyhow::Result
     let report = json!({
         "id": id.to_string(), "agents": rows.agents, "sessions": rows.sessions, "homes": rows.homes.len(),
         "snapshots": rows.snapshots, "packs": packs, "freed_bytes": freed, "packs_left": 0,
-        "working_copies": copies,
+        "key_rings": destroyed.key_rings, "working_copies": copies,
     });
+    let keys = match destroyed.key_rings {
+        0 => "it had none",
+        _ => "destroyed; only a backup's copy of `keys/ring` could open what is kept of it elsewhere",
+    };
     output::value(global.json, &report, |_| {
         card(&[
             ("deleted", id.to_string()),
@@ -89,8 +81,33 @@ pub(crate) async fn run(global: &Global, command: &OrgCommand) -> anyhow::Result
             ("homes", format!("{}, {} snapshots", rows.homes.len(), rows.snapshots)),
             ("freed", format!("{packs} packs, {}", ByteCount(freed))),
             ("left in the store", "nothing".to_owned()),
+            ("keys", keys.to_owned()),
             ("working copies", format!("{copies} removed from this machine")),
         ])
     })?;
     Ok(ExitCode::Success)
+}
+
+/// Removes everything of an org from the store, and from what this host keeps beside it.
+fn destroy_in(location: &StoreLocation, global: &Global, org: &str) -> anyhow::Result<Destroyed> {
+    if let StoreLocation::Directory(path) = location
+        && !path.is_dir()
+    {
+        return Ok(Destroyed::default());
+    }
+    let opened = location.open(&global.data_dir()?, Access::Write, false)?;
+    let destroyed = match opened.orgs()?.iter().any(|known| known == org) {
+        true => destroy(opened.open(org)?.as_ref())?,
+        false => Destroyed::default(),
+    };
+    for part in ["orgs", "stat-caches", "mounts", "mount-cache"] {
+        remove(&opened.local_dir()?.join(part).join(org))?;
+    }
+    // The proof: asked anew, the store does not know the org.
+    let opened: OpenedStore = location.open(&global.data_dir()?, Access::Write, false)?;
+    if opened.orgs()?.iter().any(|known| known == org) {
+        let text = format!("something of {org} is in {location} again: somebody uses the store");
+        return Err(Refusal::new(Fault::Conflict, text).into());
+    }
+    Ok(destroyed)
 }

@@ -8,6 +8,10 @@ mod agent;
 #[cfg(test)]
 mod backup;
 #[cfg(test)]
+mod collect_kill;
+#[cfg(test)]
+mod collect_live;
+#[cfg(test)]
 mod completions;
 #[cfg(test)]
 mod covey;

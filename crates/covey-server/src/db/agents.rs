@@ -5,7 +5,7 @@ use covey_types::{AgentId, HomeId, OrgId, SessionId, Timestamp};
 use rusqlite::{OptionalExtension, Row};
 use serde_json::Value;
 
-use super::{DbError, Page, Read, Result, Tx, parsed, parsed_json, to_json};
+use super::{DbError, Page, Read, Result, Tx, homes, parsed, parsed_json, to_json};
 
 /// An agent at its current version.
 #[derive(Debug, Clone, PartialEq)]
@@ -182,12 +182,14 @@ pub fn archive(tx: &Tx<'_>, org: OrgId, id: AgentId) -> Result<Agent> {
 }
 
 /// What went with an agent.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Deleted {
     /// Its sessions, with their journals.
     pub sessions: u64,
     /// The snapshots of its home.
     pub snapshots: u64,
+    /// Its home.
+    pub home: HomeId,
 }
 
 /// Deletes an agent with its sessions, its home and the home's snapshots. What only they needed in the store goes with
@@ -228,7 +230,8 @@ pub fn delete(tx: &Tx<'_>, org: OrgId, id: AgentId) -> Result<Deleted> {
     count("DELETE FROM agent WHERE org = ?1 AND id = ?2", &key.1)?;
     let snapshots = count("DELETE FROM snapshot WHERE org = ?1 AND home = ?2", &home)?;
     count("DELETE FROM home WHERE org = ?1 AND id = ?2", &home)?;
-    Ok(Deleted { sessions, snapshots })
+    homes::note_deleted(tx, org, agent.home)?;
+    Ok(Deleted { sessions, snapshots, home: agent.home })
 }
 
 fn sessions_of(read: &Read<'_>, (org, agent): &(String, String)) -> Result<Vec<SessionId>> {

@@ -163,6 +163,8 @@ pub fn delete(tx: &Tx<'_>, org: OrgId) -> Result<Deleted> {
     let agents = gone("DELETE FROM agent WHERE org = ?1")?;
     let snapshots = gone("DELETE FROM snapshot WHERE org = ?1")?;
     for sql in [
+        "DELETE FROM deleted_home WHERE org = ?1",
+        "DELETE FROM store WHERE org = ?1",
         "DELETE FROM home WHERE org = ?1",
         "DELETE FROM environment WHERE org = ?1",
         "DELETE FROM runner WHERE org = ?1",

@@ -428,6 +428,24 @@ pub fn replace(tx: &Tx<'_>, org: OrgId, id: HomeId, with: &Replacement) -> Resul
     Ok(generation)
 }
 
+/// [`replace`] with a state that was made from the current one and an earlier snapshot of the same home, whose number
+/// `with.from` says. None when a collection has passed since it was begun: it has to be made again.
+///
+/// # Errors
+/// As [`replace`]; [`DbError::NotFound`] also when the snapshot is not kept any more.
+pub fn replace_edited(tx: &Tx<'_>, org: OrgId, id: HomeId, with: &Replacement) -> Result<Option<Generation>> {
+    if let Some((_, generation)) = with.from {
+        // It may have been forgotten between the look and the edit, by a collection whose epoch the edit already
+        // names; as long as its row is there, its blocks are.
+        named(tx, org, id, GenerationName::Number(generation.0))?;
+    }
+    let floor = orgs::collect_floor(tx, org)?;
+    if with.epoch.is_some_and(|epoch| epoch < floor) {
+        return Ok(None);
+    }
+    replace(tx, org, id, with).map(Some)
+}
+
 /// Whether a call has ended in the session and nothing was secured since.
 fn is_unsecured(tx: &Tx<'_>, org: OrgId, session: SessionId) -> Result<bool> {
     let last = journal::last_of(tx, org, session, &["home.secured", "agent.tool_result"])?;

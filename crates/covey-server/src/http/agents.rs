@@ -132,6 +132,9 @@ pub(super) async fn delete(
 ) -> Result<Json<api::AgentDeleted>> {
     let org = caller.org;
     let deleted = api.inner.db.write("delete agent", move |tx| agents::delete(tx, org, id)).await?;
+    if let Some(links) = &api.inner.links {
+        links.forget(org, &[deleted.home]);
+    }
     Ok(Json(api::AgentDeleted {
         id: id.to_string(),
         kind: "agent_deleted".to_owned(),

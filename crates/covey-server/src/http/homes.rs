@@ -184,12 +184,7 @@ pub(super) async fn restore(
         let written = api
             .inner
             .db
-            .write("restore path", move |tx| {
-                let has_collected = edited.epoch < db::orgs::collect_floor(tx, org)?;
-                let generation =
-                    if has_collected { None } else { Some(snapshots::replace(tx, org, id, &with)?) };
-                Ok(generation)
-            })
+            .write("restore path", move |tx| snapshots::replace_edited(tx, org, id, &with))
             .await?;
         match written {
             Some(generation) => {

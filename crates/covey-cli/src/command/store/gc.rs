@@ -1,9 +1,11 @@
 //! `covey store gc`: deleting what no kept snapshot needs.
 
-use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use clap::Args;
+use covey_bucket::Access;
+use covey_home::backend::OpenStore as _;
 use covey_home::{CollectOptions, Pointers, collect, owner};
 use covey_server::collect::CollectConfig;
 use covey_types::{ByteCount, Fault};
@@ -15,14 +17,15 @@ use crate::global::Global;
 use crate::output::{self, card, field, one_line};
 use crate::progress::Progress;
 use crate::store_key;
+use crate::store_location::StoreLocation;
 use crate::units::{self, Amount};
 
 /// Options of `covey store gc`.
 #[derive(Debug, Args)]
 pub(crate) struct GcArgs {
-    /// This store directory, which no server uses [default: the server's].
-    #[arg(long, value_name = "DIR", requires = "org")]
-    store: Option<PathBuf>,
+    /// This store, which no server uses: a directory or s3://BUCKET/PREFIX [default: the server's].
+    #[arg(long, value_name = "STORE", requires = "org", value_parser = StoreLocation::parser())]
+    store: Option<StoreLocation>,
     /// The org whose blocks are meant.
     #[arg(long, requires = "store")]
     org: Option<String>,
@@ -41,30 +44,45 @@ pub(super) async fn run(global: &Global, args: &GcArgs) -> anyhow::Result<ExitCo
         Some(Amount::Unset) => 0,
     };
     let report = match (&args.store, &args.org) {
-        (Some(store), Some(org)) => {
-            if !store.is_dir() {
-                let text = format!("there is no store at {}", store.display());
-                return Err(Refusal::new(Fault::NotFound, text).into());
-            }
-            gc_local(store, org, args.dry_run, rate)?
-        }
+        (Some(store), Some(org)) => gc_local(global, store, org, args.dry_run, rate)?,
         _ => gc_served(global, args.dry_run, rate).await?,
     };
     output::value(global.json, &report, collected_text)?;
     Ok(ExitCode::Success)
 }
 
-fn gc_local(store: &Path, org: &str, dry_run: bool, rate: u64) -> anyhow::Result<Value> {
-    let packs = store_key::open(store, org)?;
+fn gc_local(
+    global: &Global,
+    store: &StoreLocation,
+    org: &str,
+    dry_run: bool,
+    rate: u64,
+) -> anyhow::Result<Value> {
+    let access = if dry_run { Access::Read } else { Access::Write };
+    let opened = store.open(&global.data_dir()?, access, false)?;
+    if !opened.orgs()?.iter().any(|known| known == org) {
+        let text = format!("there is no org `{}` in a store at {store}", one_line(org));
+        return Err(Refusal::new(Fault::NotFound, text).into());
+    }
+    let packs = store_key::open_on(opened.open(org)?, org)?;
     if let Some(owner) = owner(packs.backend().as_ref())? {
         let text = format!(
-            "what is needed in {} is known to {}: collect there, with `covey store gc` without --store",
-            store.display(),
+            "what is needed in {store} is known to {}: it is collected there, by `covey store gc` without --store or by \
+             `covey backup create --keep`",
             one_line(&owner)
         );
         return Err(Refusal::new(Fault::Conflict, text).into());
     }
-    let pointers = Pointers::open(store, org)?;
+    let pointers = Pointers::on(Arc::clone(packs.backend()));
+    if pointers.homes()?.is_empty() && !packs.packs()?.is_empty() {
+        // Nobody would ask for that; somebody whose server is from before it said whose the store is would.
+        let text = format!(
+            "no home in {store} names anything, so everything of {} would be deleted: if that is meant, remove it with \
+             `covey org delete` or by hand; if a server uses this store, start it once, then collect there",
+            one_line(org)
+        );
+        return Err(Refusal::new(Fault::Conflict, text).into());
+    }
     let options = CollectOptions { dry_run, bytes_per_second: rate, ..CollectOptions::default() };
     let progress = Progress::start("collecting");
     let report = collect(&packs, &pointers, &options, &AtomicBool::new(false), &progress)?;
