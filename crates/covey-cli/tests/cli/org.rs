@@ -39,3 +39,29 @@ fn an_org_is_deleted_with_every_block_while_no_server_runs() {
     let again = place.run(&["org", "delete", &org, "--yes"]);
     assert_eq!(again.code, 3, "{again:?}");
 }
+
+#[test]
+fn with_an_encrypted_org_its_keys_go_and_another_org_stays() {
+    let mut place = Place::alone();
+    let data = place.path().join(".local/share/covey");
+    fs::create_dir_all(&data).unwrap();
+    let server = RealServer::start(&data);
+    let (org, store) = (server.org.clone(), data.join("store"));
+    drop(server);
+    place.run(&["store", "key", "create", "key"]);
+    let dir = place.path().join("dir");
+    fs::create_dir(&dir).unwrap();
+    fs::write(dir.join("file"), vec![7; 100_000]).unwrap();
+    let at = store.to_str().unwrap().to_owned();
+    for of in [org.as_str(), "other"] {
+        let home = ["--store", &at, "--org", of, "--home", "h", "--key-file", "key"];
+        place.json(&[&["home", "secure", "dir", "--json"], &home[..]].concat());
+        assert!(store.join("orgs").join(of).join("keys/ring").exists());
+    }
+    let deleted = place.json(&["org", "delete", "default", "--yes", "--json"]);
+    assert_eq!((&deleted["key_rings"], &deleted["packs_left"]), (&1.into(), &0.into()), "{deleted}");
+    assert!(deleted["freed_bytes"].as_u64().unwrap() > 0, "{deleted}");
+    assert!(!store.join("orgs").join(&org).exists());
+    let other = ["home", "log", "h", "--store", &at, "--org", "other", "--key-file", "key", "--json"];
+    assert_eq!(place.json(&other)["data"][0]["generation"], 1);
+}

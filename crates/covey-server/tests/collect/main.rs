@@ -10,4 +10,6 @@ mod races;
 #[cfg(test)]
 mod schedule;
 #[cfg(test)]
+mod told;
+#[cfg(test)]
 mod world;

@@ -16,6 +16,21 @@ use super::world::{World, noise};
 /// Longer than anything here takes; only a hang reaches it.
 const PATIENCE: Duration = Duration::from_secs(60);
 
+/// Speaks to servers of this process.
+pub(crate) fn client() -> reqwest::Client {
+    rustls::crypto::ring::default_provider().install_default().unwrap_or_default();
+    let config = rustls::ClientConfig::builder()
+        .with_root_certificates(rustls::RootCertStore::empty())
+        .with_no_client_auth();
+    reqwest::Client::builder().tls_backend_preconfigured(config).build().unwrap()
+}
+
+/// A token of the world's org.
+pub(crate) async fn token(world: &World) -> String {
+    let org = world.org;
+    world.db.write("token", move |tx| tokens::create(tx, org, "test")).await.unwrap().1
+}
+
 /// A pack of which less than half is live: two megabytes of six.
 async fn mostly_garbage() -> World {
     let world = World::new().await;
@@ -69,17 +84,13 @@ async fn what_is_due_is_collected_until_the_server_stops() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_client_sees_how_far_it_is_and_one_that_goes_away_ends_it() {
     let world = mostly_garbage().await;
-    let (org, stop) = (world.org, CancellationToken::new());
-    let token = world.db.write("token", move |tx| tokens::create(tx, org, "test")).await.unwrap().1;
+    let stop = CancellationToken::new();
+    let token = token(&world).await;
     let api = Api::new(world.db.clone(), Some(world.stores.clone()), None, stop.clone());
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("http://{}/v1/covey/store", listener.local_addr().unwrap());
     let serving = tokio::spawn(async move { serve(listener, api.router(), &api).await });
-    rustls::crypto::ring::default_provider().install_default().unwrap_or_default();
-    let config = rustls::ClientConfig::builder()
-        .with_root_certificates(rustls::RootCertStore::empty())
-        .with_no_client_auth();
-    let http = reqwest::Client::builder().tls_backend_preconfigured(config).build().unwrap();
+    let http = client();
     let ask = |method: Method, path: &str, body: Value| {
         http.request(method, format!("{url}{path}")).bearer_auth(&token).json(&body)
     };
