@@ -251,7 +251,7 @@ async fn what_was_secured_beside_the_server_is_kept_too() {
     assert!(world.collect().await.packs.packs_removed > 0);
     world.comes_back(&worker, report.root);
     // And a publish there that began before the collection is refused like any other.
-    let late = pointers.publish("mine", report.root, Generation(1), token, report.epoch);
+    let late = pointers.publish("mine", RootHash::of(b"late"), Generation(1), token, report.epoch);
     assert!(late.is_err(), "{late:?}");
 }
 
