@@ -189,14 +189,20 @@ impl World {
         let waits = async {
             loop {
                 changed.borrow_and_update();
-                let records =
+                let read =
                     self.db.read("records", move |read| journal::since(read, org, session, after, 1000));
-                let kinds: Vec<&str> =
-                    records.await.unwrap().iter().map(|record| record.body.kind()).collect();
-                let last = |wanted: &str| kinds.iter().rposition(|kind| *kind == wanted);
-                assert_eq!(last("session.error"), None, "{kinds:?}");
-                let result = last("agent.tool_result");
-                if last("session.status_idle") > result && result.is_some() && last("home.secured") > result {
+                let records: Vec<Value> =
+                    read.await.unwrap().iter().map(|record| serde_json::to_value(record).unwrap()).collect();
+                let last = |wanted: &str| {
+                    records.iter().enumerate().rfind(|(_, record)| record["body"]["type"] == wanted)
+                };
+                assert!(last("session.error").is_none(), "{records:?}");
+                // Of the last call, and not a late one of an earlier one.
+                if let (Some((done, result)), Some((idle, _)), Some((_, secured))) =
+                    (last("agent.tool_result"), last("session.status_idle"), last("home.secured"))
+                    && idle > done
+                    && secured["body"]["step"] == result["body"]["step"]
+                {
                     return;
                 }
                 changed.changed().await.unwrap();
