@@ -69,9 +69,9 @@ pub struct Destroyed {
 /// # Errors
 /// [`StoreError::Unavailable`] when something could not be removed, or is there again.
 pub fn destroy(backend: &dyn Backend) -> Result<Destroyed, StoreError> {
-    let mut destroyed = Destroyed::default();
     // Keys first: from here on the packs are noise, whatever happens to the rest.
-    destroyed.key_rings = empty(backend, &Key::new(&["keys"])?)?.files;
+    let key_rings = empty(backend, &Key::new(&["keys"])?)?.files;
+    let mut destroyed = Destroyed { key_rings, ..Destroyed::default() };
     // Then pointers: what is left of a store without them is garbage, and not a home with holes.
     for home in backend.list_dirs(&Key::new(&["homes"])?)? {
         let kept = empty(backend, &Key::new(&["homes", &home, "snapshots"])?)?;

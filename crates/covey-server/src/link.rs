@@ -189,7 +189,7 @@ impl Links {
     pub fn forget(&self, org: OrgId, homes: &[HomeId]) {
         let mut inner = self.inner();
         for connected in inner.connected.values_mut().filter(|c| c.org == org) {
-            homes.iter().for_each(|home| drop(connected.homes.remove(home)));
+            connected.homes.retain(|home, _| !homes.contains(home));
             connected.outbox.forget(homes);
         }
     }

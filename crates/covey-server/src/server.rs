@@ -48,14 +48,13 @@ async fn take_charge(db: &Db, stores: &Stores) -> Result<(), StartError> {
         let taken = stores.with(org, move |store| collect::take_charge(&database, store, org)).await;
         // A store that cannot be reached now must not keep the server from starting: work goes on without it, and the
         // next collection does this again.
-        match taken {
-            Ok(Ok(())) => {}
+        let error = match taken {
+            Ok(Ok(())) => continue,
             Ok(Err(error @ CollectorError::Foreign { .. })) => return Err(StartError::Store(error)),
-            Ok(Err(error)) => {
-                tracing::warn!(%org, %error, "cannot say in the home store that it is a server's")
-            }
-            Err(error) => tracing::warn!(%org, %error, "cannot say in the home store that it is a server's"),
-        }
+            Ok(Err(error)) => error.to_string(),
+            Err(error) => error.to_string(),
+        };
+        tracing::warn!(%org, error, "cannot say in the home store that it is a server's");
     }
     Ok(())
 }

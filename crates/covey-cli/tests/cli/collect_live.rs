@@ -240,7 +240,7 @@ impl World {
         let (status, answer) =
             self.call(Method::POST, &format!("/v1/covey/homes/{}/restore", agent.home), body).await;
         match status {
-            200 if slot < SLOTS => drop(agent.files.insert(slot, files[&slot])),
+            200 if slot < SLOTS => agent.files.extend([(slot, files[&slot])]),
             200 => agent.files = files,
             // Forgotten, not in that state, or a late secure is on its way.
             404 | 409 => return,

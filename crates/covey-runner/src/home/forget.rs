@@ -3,6 +3,8 @@
 //! What stays true: only the server's word that the home was deleted leads here, and never that it does not know one: a
 //! database that was put back from a backup knows less than its runners have.
 
+use std::sync::Arc;
+
 use covey_types::SandboxState;
 
 use super::Home;
@@ -28,7 +30,7 @@ impl Home {
         self.waiting.clear();
         self.running.clear();
         self.asked.clear();
-        let (runner, dir) = (self.runner.clone(), self.dir.clone());
+        let (runner, dir) = (Arc::clone(&self.runner), self.dir.clone());
         let removed = blocking(move || {
             {
                 let _copies = runner.lock_copies();
