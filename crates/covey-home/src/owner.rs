@@ -186,9 +186,8 @@ mod tests {
         let backend = MemoryBackend::default();
         let master = MasterKey::generate().unwrap();
         let store = PackStore::open_encrypted(Arc::new(backend.clone()), "o", &master).unwrap();
-        let upload = store.upload().unwrap();
-        upload.put(&Block::of(b"block").unwrap()).unwrap();
-        upload.finish().unwrap();
+        let archive = tar::Builder::new(Vec::new()).into_inner().unwrap();
+        crate::archive::import(&store, &mut &archive[..], &AtomicBool::new(false), &NoProgress).unwrap();
         let is_pack = |key: &Key| key.as_str().starts_with("packs/");
         let pack = backend.keys().into_iter().find(is_pack).unwrap();
         let len = backend.file_len(&pack).unwrap() as usize;

@@ -460,7 +460,7 @@ fn nothing_that_a_snapshot_names_is_lost_while_everything_happens_at_once() {
     let mut place = Place::alone();
     let runtime = tokio::runtime::Runtime::new().unwrap();
     let dir = place.path().to_owned();
-    let (url, token, org) = runtime.block_on(async {
+    let (server, url, token, org) = runtime.block_on(async {
         let stores = Stores::in_directory(dir.join("store"), None);
         let homes = Homes {
             stores: stores.clone(),
@@ -538,12 +538,12 @@ fn nothing_that_a_snapshot_names_is_lost_while_everything_happens_at_once() {
         assert!(collections > 5 && removed > 5, "{collections} collections removed {removed} packs");
         stop.cancel();
         running.await.unwrap().unwrap();
-        (url, token, org.to_string())
+        (server, url, token, org.to_string())
     });
     // And as an operator would look.
     let store = dir.join("store");
     place.know(&url, &token, &store, &org);
     let verified = place.json(&["store", "verify", "--json"]);
     assert_eq!(verified["ok"], true, "{verified}");
-    drop(runtime);
+    runtime.block_on(server.shutdown());
 }

@@ -42,7 +42,7 @@ fn an_org_is_deleted_with_every_block_while_no_server_runs() {
 
 #[test]
 fn with_an_encrypted_org_its_keys_go_and_another_org_stays() {
-    let mut place = Place::alone();
+    let place = Place::alone();
     let data = place.path().join(".local/share/covey");
     fs::create_dir_all(&data).unwrap();
     let server = RealServer::start(&data);

@@ -60,7 +60,8 @@ fn collect_interrupted(world: &World, gap: usize, act: &(dyn Fn() + Sync)) -> u6
     let roots = Interrupted { world, gap, passed: AtomicUsize::new(0), act };
     let (store, cancel) = (world.store(), AtomicBool::new(false));
     let report = collect(&store, &roots, &CollectOptions::default(), &cancel, &NoProgress).unwrap();
-    assert_eq!(roots.passed.load(Ordering::SeqCst), GAPS, "every gap was passed");
+    // What was garbage may be needed again since the first gap; then there is nothing to raise a floor for.
+    assert!(roots.passed.load(Ordering::SeqCst) > gap, "it came so far");
     report.packs_removed
 }
 
