@@ -114,7 +114,7 @@ fn packs_that_no_home_of_the_store_needs_are_not_taken_for_garbage_all_at_once()
 fn before_the_first_import(url: String, act: impl FnOnce() + Send + 'static) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let here = format!("http://{}", listener.local_addr().unwrap());
-    let act: Arc<Mutex<Option<Box<dyn FnOnce() + Send>>>> = Arc::new(Mutex::new(Some(Box::new(act))));
+    let act = Arc::new(Mutex::new(Some(act)));
     thread::spawn(move || {
         while let Ok((mut client, _)) = listener.accept() {
             let mut server = TcpStream::connect(url.trim_start_matches("http://")).unwrap();
