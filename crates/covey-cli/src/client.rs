@@ -128,6 +128,13 @@ impl Client {
         Ok(Download { response, url: self.server.url.clone() })
     }
 
+    /// Asks for something that takes long and is answered line by line.
+    pub(crate) async fn post_for_lines(&self, path: &str, body: &Value) -> Result<Lines, ClientError> {
+        let response = self.accepted(self.request(Method::POST, path).json(body)).await?;
+        let bytes = Download { response, url: self.server.url.clone() };
+        Ok(Lines { bytes, waiting: Vec::new() })
+    }
+
     /// Sends bytes of any length.
     pub(crate) async fn upload(
         &self,
@@ -228,6 +235,41 @@ impl Download {
             url: self.url.clone(),
             source: source.without_url(),
         })
+    }
+}
+
+/// Bytes of one line at most.
+const LINE_BYTES_MAX: usize = 1024 * 1024;
+
+/// Lines of JSON on their way from the server.
+#[derive(Debug)]
+pub(crate) struct Lines {
+    bytes: Download,
+    waiting: Vec<u8>,
+}
+
+impl Lines {
+    /// The next of them; none at the end.
+    pub(crate) async fn next(&mut self) -> Result<Option<Value>, ClientError> {
+        loop {
+            if let Some(end) = self.waiting.iter().position(|byte| *byte == b'\n') {
+                let line: Vec<u8> = self.waiting.drain(..=end).collect();
+                return serde_json::from_slice(&line)
+                    .map(Some)
+                    .map_err(|error| self.foreign(&error.to_string()));
+            }
+            match self.bytes.next().await? {
+                Some(piece) => self.waiting.extend_from_slice(&piece),
+                None => return Ok(None),
+            }
+            if self.waiting.len() > LINE_BYTES_MAX {
+                return Err(self.foreign("a line that does not end"));
+            }
+        }
+    }
+
+    fn foreign(&self, what: &str) -> ClientError {
+        ClientError::Foreign { url: self.bytes.url.clone(), what: what.to_owned() }
     }
 }
 

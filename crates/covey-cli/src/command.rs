@@ -7,6 +7,7 @@ pub(crate) mod demo;
 pub(crate) mod doctor;
 pub(crate) mod environment;
 pub(crate) mod home;
+pub(crate) mod org;
 pub(crate) mod run;
 pub(crate) mod runner;
 pub(crate) mod session;
@@ -65,6 +66,9 @@ enum Command {
     /// Stores: what homes are kept in.
     #[command(subcommand)]
     Store(store::StoreCommand),
+    /// Orgs: the tenants.
+    #[command(subcommand)]
+    Org(org::OrgCommand),
     /// Runners: where sandboxes live.
     #[command(subcommand)]
     Runner(runner::RunnerCommand),
@@ -94,6 +98,7 @@ pub(crate) fn run(cli: &Cli) -> anyhow::Result<ExitCode> {
         Command::Token(command) => wait_for(token::run(global, command)),
         Command::Session(command) => wait_for(session::run(global, command)),
         Command::Home(command) => wait_for(home::run(global, command)),
+        Command::Org(command) => wait_for(org::run(global, command)),
         Command::Runner(runner::RunnerCommand::Serve) => runner::serve(global),
         Command::Runner(command) => wait_for(runner::run(global, command)),
         Command::Store(command) => wait_for(store::run(global, command)),

@@ -7,8 +7,9 @@
 use std::io::{self, IsTerminal as _};
 use std::net::SocketAddr;
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
 use covey_bucket::Access;
@@ -16,21 +17,26 @@ use covey_home::backend::{DirectoryStore, OpenStore};
 use covey_home::{Excludes, StoreIdentity};
 use covey_runner::sandbox::native::NativeBackend;
 use covey_runner::{Dial, DialFuture, LinkStream, Runner, RunnerConfig, StoreLink};
-use covey_server::Server;
+
+use covey_server::collect::CollectConfig;
 use covey_server::config::Config;
 use covey_server::db::{Db, tokens};
 use covey_server::link::Trust;
 use covey_server::model::Model;
 use covey_server::model::scripted::{ScriptFile, ScriptedModel};
 use covey_server::stores::Stores;
+use covey_server::{Homes, Server};
+use covey_types::{Fault, HomeId};
 use tokio::net::{TcpListener, UnixListener, UnixStream};
 use tokio_util::sync::CancellationToken;
 
+use crate::exit_code::Refusal;
 use crate::global::{CLIENT_FILE, ClientFile};
 use crate::store_identity;
 use crate::store_key;
 use crate::store_link;
 use crate::store_location::{OpenedStore, StoreLocation, make_private};
+use crate::units::{self, Amount};
 
 /// Bytes in flight on the in-memory link, each way.
 const LINK_BYTES: usize = 256 * 1024;
@@ -66,6 +72,34 @@ impl Layout {
     /// The layout of a data directory that exists, or is not touched.
     pub(crate) const fn at(data_dir: PathBuf) -> Self {
         Self { data_dir }
+    }
+
+    /// The data directory of a server that was here before.
+    pub(crate) fn existing(data_dir: PathBuf) -> Result<Self> {
+        let layout = Self { data_dir };
+        if !layout.database().is_file() {
+            let text = format!(
+                "no server has kept anything in {}; say where with --data-dir",
+                layout.data_dir.display()
+            );
+            return Err(Refusal::new(Fault::NotFound, text).into());
+        }
+        Ok(layout)
+    }
+
+    /// The database.
+    pub(crate) fn database(&self) -> PathBuf {
+        Config { data_dir: self.data_dir.clone(), ..Config::default() }.database_path()
+    }
+
+    /// Removes the working copies of these homes from this machine; tells how many there were.
+    pub(crate) fn remove_working_copies(&self, homes: &[HomeId]) -> Result<u64> {
+        let mut removed = 0;
+        for home in homes {
+            let dir = self.runner_dir().join("homes").join(home.to_string());
+            removed += u64::from(remove(&dir)?);
+        }
+        Ok(removed)
     }
 
     fn client_file(&self) -> PathBuf {
@@ -147,8 +181,38 @@ pub(crate) fn store_socket(data_dir: &std::path::Path) -> PathBuf {
     data_dir.join("store.sock")
 }
 
+/// Removes a directory with everything in it; tells whether it was there.
+pub(crate) fn remove(dir: &Path) -> Result<bool> {
+    match std::fs::remove_dir_all(dir) {
+        Ok(()) => Ok(true),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+        Err(error) => Err(error).with_context(|| format!("{} cannot be removed", dir.display())),
+    }
+}
+
 fn setting(name: &str) -> Option<String> {
     std::env::var(name).ok().filter(|value| !value.trim().is_empty())
+}
+
+/// When and how hard garbage is collected: `COVEY_GC_INTERVAL` and `COVEY_GC_RATE`.
+fn collect_config() -> Result<CollectConfig> {
+    let amount = |name: &str, parse: fn(&str) -> Result<Amount, String>| -> Result<Option<u64>> {
+        let Some(text) = setting(name) else { return Ok(None) };
+        match parse(text.trim()) {
+            _ if text.trim() == "0" => Ok(Some(0)),
+            Ok(Amount::Set(number)) => Ok(Some(number)),
+            Ok(Amount::Unset) => Ok(Some(0)),
+            Err(expected) => bail!("{name} is `{text}`: {expected}"),
+        }
+    };
+    let mut config = CollectConfig::default();
+    if let Some(seconds) = amount("COVEY_GC_INTERVAL", units::seconds)? {
+        config.interval = Duration::from_secs(seconds);
+    }
+    if let Some(rate) = amount("COVEY_GC_RATE", units::bytes)? {
+        config.bytes_per_second = rate;
+    }
+    Ok(config)
 }
 
 /// A server that listens.
@@ -187,9 +251,14 @@ impl RunningServer {
                  TLS proxy before it, or listen on 127.0.0.1"
             );
         }
-        let key = store_key::from_setting()?;
-        let stores = store.clone().map(|store| Stores::new(Arc::new(store), key));
-        let server = Server::start(db, model, stores).await?;
+        let homes = match &store {
+            Some(store) => {
+                let stores = Stores::new(Arc::new(store.clone()), store_key::from_setting()?);
+                Some(Homes { stores, collect: collect_config()? })
+            }
+            None => None,
+        };
+        let server = Server::start(db, model, homes).await?;
         let token = local_token(layout, &server).await?;
         let client = ClientFile {
             url: format!("http://{address}"),

@@ -14,6 +14,7 @@ mod store_identity;
 mod store_key;
 mod store_link;
 mod store_location;
+mod units;
 mod view;
 
 use clap::Parser as _;

@@ -39,6 +39,13 @@ impl Progress {
     }
 }
 
+impl Progress {
+    /// Shows this instead.
+    pub(crate) fn say(&self, what: &str) {
+        self.bar.set_message(what.to_owned());
+    }
+}
+
 impl covey_home::Progress for Progress {
     fn files_done(&self, files: u64) {
         let before = self.counters.files();

@@ -21,6 +21,7 @@
 
 mod condemned;
 mod count;
+mod epoch;
 mod mark;
 
 use std::collections::BTreeSet;
@@ -32,6 +33,7 @@ use covey_types::{Fault, RootHash};
 use serde::Serialize;
 
 pub(crate) use condemned::Condemned;
+pub use epoch::meet_floor;
 pub use mark::MarkError;
 pub(crate) use mark::Marker;
 
@@ -48,6 +50,8 @@ use count::CountingBackend;
 pub const CONDEMNED_MAX: usize = 1500;
 /// A pack below this is small: a secure after a step that changed little makes one.
 const SMALL_PACK_BYTES: u64 = 4 * 1024 * 1024;
+/// Longest wait for the rate limit before it is looked whether somebody cancels.
+const THROTTLE_PIECE: Duration = Duration::from_millis(100);
 /// So many small packs are written together; fewer are not worth the writing.
 const SMALL_PACKS_MIN: usize = 16;
 
@@ -361,9 +365,13 @@ impl Job<'_> {
 
     /// Keeps the average below the limit by waiting; the wait is for the disk's other users and for nothing else.
     fn throttle(&self, bytes: u64) {
-        if let Some(nanos) = (bytes.saturating_mul(1_000_000_000)).checked_div(self.options.bytes_per_second)
-        {
-            std::thread::sleep(Duration::from_nanos(nanos));
+        let nanos = (bytes.saturating_mul(1_000_000_000)).checked_div(self.options.bytes_per_second);
+        let mut left = nanos.map_or(Duration::ZERO, Duration::from_nanos);
+        // In pieces: a block may be large and the limit small, and whoever cancels does not wait for that.
+        while !left.is_zero() && !self.cancel.load(Ordering::Relaxed) {
+            let piece = left.min(THROTTLE_PIECE);
+            std::thread::sleep(piece);
+            left -= piece;
         }
     }
 

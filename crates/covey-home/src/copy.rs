@@ -20,6 +20,7 @@ use crate::block::StoreError;
 use crate::collect::Condemned;
 use crate::identity::StoreIdentity;
 use crate::keys::{MasterKey, NameKeys, OrgKeys};
+use crate::owner::{claim, owner};
 use crate::pack_store::PackStore;
 use crate::pointer::{PointerError, Pointers};
 use crate::progress::Progress;
@@ -167,6 +168,7 @@ pub fn copy(
         problems: Mutex::default(),
     };
     StoreIdentity::carry(from.as_ref(), to.as_ref())?;
+    job.owner()?;
     // First: whatever they name is in a pack that is listed later, or in one that a collection made of it.
     let homes = job.take_homes()?;
     let packs = job.packs()?;
@@ -327,6 +329,19 @@ impl Job<'_> {
         self.bytes_copied.fetch_add(bytes.len() as u64, Ordering::Relaxed);
         self.progress.files_done(1);
         self.progress.bytes_done(bytes.len() as u64);
+        Ok(())
+    }
+
+    /// Before any pack: a collection of the copy must not ask pointers that a server's store never had.
+    fn owner(&self) -> Result<(), CopyError> {
+        if let Some(who) = owner(self.from.as_ref())? {
+            let now = claim(self.to.as_ref(), &who)?;
+            if now != who {
+                let error = std::io::Error::from(std::io::ErrorKind::AlreadyExists);
+                let what = format!("give {} to {who}: it belongs to {now}", self.to.place());
+                return Err(StoreError::unavailable(what, error).into());
+            }
+        }
         Ok(())
     }
 

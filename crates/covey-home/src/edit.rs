@@ -53,7 +53,8 @@ pub struct Edited {
     pub files: u64,
     /// Sum of their sizes in bytes.
     pub bytes: u64,
-    /// See [`Upload::epoch`].
+    /// See [`Upload::epoch`]. It is good for what was a kept state when the edit began: whoever looked up `from` before
+    /// that must see that it still is one when the new state is published.
     pub epoch: u64,
 }
 
@@ -70,6 +71,10 @@ pub fn restore_path(
 ) -> Result<Edited, EditError> {
     let names = components(path)?;
     let Some((last, above)) = names.split_last() else { return Err(EditError::WholeHome) };
+    // Before anything is read: the new state takes over whole subtrees without asking whether they are stored, so a
+    // collection that passes from here on must be noticed.
+    let upload = store.upload()?;
+    let epoch = upload.epoch();
     let source = Snapshot::open(store, from)?;
     let target = Snapshot::open(store, current)?;
     let wanted = source.find(path)?;
@@ -102,8 +107,6 @@ pub fn restore_path(
     let new_size = subtree(store, &inner, &wanted)?;
     let links = merged_links(store, target.root(), source.root(), &inner)?;
 
-    let upload = store.upload()?;
-    let epoch = upload.epoch();
     let mut child = (last.to_vec(), wanted);
     let mut top = None;
     for depth in (0..chain.len()).rev() {

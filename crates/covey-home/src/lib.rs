@@ -26,6 +26,7 @@ mod materialize;
 mod memory;
 pub mod name;
 pub mod object;
+mod owner;
 mod pack_store;
 mod path;
 mod pointer;
@@ -44,7 +45,7 @@ pub use block::{BLOCK_BYTES_MAX, Block, BlockHasher, BlockStore, StoreError, Upl
 pub use carry::{CarryError, carry_states};
 pub use collect::{
     CONDEMNED_MAX, CollectError, CollectOptions, CollectReport, MarkError, Roots, THOROUGH_LEVEL, collect,
-    fence_uploads,
+    fence_uploads, meet_floor,
 };
 pub use copy::{CopyError, CopyReport, DamagedPack, Sealing, check_pack, copy};
 pub use edit::{EditError, Edited, restore_path};
@@ -55,6 +56,7 @@ pub use materialize::{
     Contents, Gap, MaterializeError, MaterializeReport, MaterializeRequest, materialize, materialize_sharing,
 };
 pub use memory::MemoryStore;
+pub use owner::{Destroyed, claim, destroy, owner};
 pub use pack_store::{
     Existing, PackContents, PackName, PackReport, PackStore, PackUpload, PackedBlock, Packing, SUSPECTS_MAX,
     SuspectState, Suspects, Unsealed,

@@ -58,13 +58,16 @@ pub(crate) fn evict(homes_dir: &Path, limit_bytes: u64) -> io::Result<Evicted> {
     Ok(evicted)
 }
 
-/// Deletes what [`evict`] has taken out of the way, also in an earlier life of the runner.
+/// Deletes what [`evict`] and the deletion of homes have taken out of the way, also in an earlier life of the runner.
 ///
 /// # Errors
 /// When something of it stays.
 pub(crate) fn delete_evicted(homes_dir: &Path) -> io::Result<()> {
     for entry in fs::read_dir(homes_dir)? {
-        let given_up = entry?.path().join(mark::GIVEN_UP);
+        let entry = entry?;
+        let is_deleted =
+            entry.file_name().to_str().is_some_and(|name| name.starts_with(mark::DELETED_PREFIX));
+        let given_up = if is_deleted { entry.path() } else { entry.path().join(mark::GIVEN_UP) };
         match fs::remove_dir_all(&given_up) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
             _ => {}

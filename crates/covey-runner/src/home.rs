@@ -5,6 +5,7 @@
 //! Results and offered snapshots are kept until the server has answered them, so a lost link loses nothing.
 
 mod calls;
+mod forget;
 mod secures;
 mod wake;
 
@@ -46,6 +47,8 @@ pub(crate) enum HomeEvent {
     SandboxGone(SandboxId, String),
     /// A secure ended.
     Secured(SecureEnd),
+    /// The home was deleted, with every snapshot.
+    Deleted,
     /// The runner ends in good order.
     RunnerEnds,
 }
@@ -122,6 +125,8 @@ struct Home {
     /// Attempts so far, and how many of the last were dropped for a call.
     attempt: u64,
     dropped_in_a_row: u32,
+    /// Offers in a row that a collection made worthless.
+    collected_in_a_row: u32,
     /// A `Publish` that was not answered.
     offered: Option<RunnerToServer>,
     /// A secure was due while an offer was unanswered.
@@ -142,7 +147,7 @@ pub(crate) fn spawn(
     outgoing: Option<mpsc::Sender<RunnerToServer>>,
 ) -> HomeHandle {
     let (queue, events) = mpsc::channel(QUEUE_MAX);
-    let dir = HomeDir::new(&runner.homes_dir(), home);
+    let dir = runner.home_dir(home);
     let mark = dir.read_mark().unwrap_or_else(|error| {
         tracing::warn!(%home, %error, "cannot read the mark; the copy is not trusted");
         None
@@ -170,6 +175,7 @@ pub(crate) fn spawn(
         ended: None,
         attempt: 0,
         dropped_in_a_row: 0,
+        collected_in_a_row: 0,
         offered: None,
         secure_after_answer: false,
         secure_again: None,
@@ -218,6 +224,7 @@ impl Home {
             HomeEvent::Tool(sandbox, event) => self.take_from_daemon(sandbox, event).await,
             HomeEvent::SandboxGone(sandbox, reason) => self.sandbox_gone(sandbox, reason).await,
             HomeEvent::Secured(end) => self.secured(end).await,
+            HomeEvent::Deleted => self.forget().await,
             HomeEvent::RunnerEnds => {}
         }
     }
@@ -240,7 +247,10 @@ impl Home {
                     self.stop("the server asked for it").await;
                 }
             }
-            ServerToRunner::Welcome { .. } | ServerToRunner::Refused { .. } | ServerToRunner::Heartbeat => {}
+            ServerToRunner::Welcome { .. }
+            | ServerToRunner::Refused { .. }
+            | ServerToRunner::ForgetHomes { .. }
+            | ServerToRunner::Heartbeat => {}
         }
     }
 

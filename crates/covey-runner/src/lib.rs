@@ -25,12 +25,13 @@ use std::time::Duration;
 
 use covey_home::backend::{DirectoryStore, OpenStore};
 use covey_home::{Excludes, MasterKey, PackStore, StoreError};
-use covey_types::OrgId;
+use covey_types::{HomeId, OrgId};
 use tokio_util::sync::CancellationToken;
 
 pub use link::{Dial, DialFuture, LinkStream};
 pub use store_link::StoreLink;
 
+use crate::mark::HomeDir;
 use crate::sandbox::SandboxBackend;
 
 /// First uid on the host that a runner started as root gives to homes; one for each home, so that on the
@@ -162,6 +163,10 @@ impl Runner {
 
     fn homes_dir(&self) -> PathBuf {
         self.config.data_dir.join("homes")
+    }
+
+    fn home_dir(&self, home: HomeId) -> HomeDir {
+        HomeDir::new(&self.homes_dir(), home)
     }
 
     fn run_dir(&self) -> PathBuf {

@@ -268,6 +268,20 @@ impl Homes {
         self.tasks.shutdown().await;
     }
 
+    /// Homes that were deleted: each actor gives its own up, and what is left of others goes without one.
+    async fn forget(&mut self, homes: &[HomeId]) {
+        for home in homes {
+            let is_here = self.runner.home_dir(*home).path().symlink_metadata().is_ok();
+            let served = self.handles.get(home).is_some_and(|handle| !handle.has_ended());
+            if !served && is_here {
+                self.spawn(*home, None);
+            }
+            if let Some(handle) = self.handles.get(home).filter(|handle| !handle.has_ended()) {
+                handle.tell(HomeEvent::Deleted).await;
+            }
+        }
+    }
+
     async fn route(&mut self, message: ServerToRunner) {
         let home = match &message {
             ServerToRunner::WakeHome { home, .. }
@@ -278,6 +292,7 @@ impl Homes {
             | ServerToRunner::SecureHome { home, .. }
             | ServerToRunner::PublishAnswer { home, .. }
             | ServerToRunner::StopSandbox { home, .. } => *home,
+            ServerToRunner::ForgetHomes { homes } => return self.forget(homes).await,
             ServerToRunner::Welcome { .. } | ServerToRunner::Refused { .. } | ServerToRunner::Heartbeat => {
                 return;
             }

@@ -46,6 +46,9 @@ pub(crate) struct Settled {
     pub(crate) bytes: u64,
 }
 
+/// What the name of a home's directory gets in front when the home was deleted.
+pub(crate) const DELETED_PREFIX: &str = "deleted-";
+
 /// Where a copy stands that is being deleted.
 pub(crate) const GIVEN_UP: &str = "given-up";
 
@@ -140,6 +143,22 @@ impl HomeDir {
             _ => {}
         }
         fs::rename(self.files(), given_up)
+    }
+
+    /// Takes everything of a home that was deleted out of the way; [`crate::evict::delete_evicted`] deletes it.
+    pub(crate) fn give_up(&self) -> io::Result<()> {
+        let name = self.path.file_name().unwrap_or_default();
+        let mut given_up = std::ffi::OsString::from(DELETED_PREFIX);
+        given_up.push(name);
+        let given_up = self.path.with_file_name(given_up);
+        match fs::remove_dir_all(&given_up) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+        match fs::rename(&self.path, given_up) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+            _ => Ok(()),
+        }
     }
 }
 

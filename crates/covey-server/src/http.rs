@@ -19,6 +19,7 @@ mod page;
 mod pieces;
 mod rules;
 mod sessions;
+mod store;
 mod stream;
 mod tokens;
 
@@ -40,7 +41,9 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use self::error::{ApiError, REQUEST_ID};
+use crate::collect::Collector;
 use crate::db::Db;
+use crate::link::Links;
 use crate::stores::Stores;
 
 /// Event streams that may be open at the same time; more are refused with 429.
@@ -64,6 +67,10 @@ struct Inner {
     streams: Arc<Semaphore>,
     /// None when the server keeps no homes.
     stores: Option<Stores>,
+    /// Likewise.
+    collector: Option<Collector>,
+    /// None where no runner dials in.
+    links: Option<Links>,
     /// When a token's use was last written down; one entry per valid token that was seen.
     token_uses: Mutex<HashMap<TokenId, Instant>>,
 }
@@ -71,9 +78,11 @@ struct Inner {
 impl Api {
     /// Makes an API over `db` and the homes' stores, if there are any. When `stop` is cancelled, open event streams
     /// end.
-    pub fn new(db: Db, stores: Option<Stores>, stop: CancellationToken) -> Self {
+    pub fn new(db: Db, stores: Option<Stores>, links: Option<Links>, stop: CancellationToken) -> Self {
         let (streams, tasks) = (Arc::new(Semaphore::new(STREAMS_MAX)), TaskTracker::new());
-        let inner = Inner { db, stop, tasks, streams, stores, token_uses: Mutex::default() };
+        let collector = stores.as_ref().map(|stores| Collector::new(db.clone(), stores.clone()));
+        let token_uses = Mutex::default();
+        let inner = Inner { db, stop, tasks, streams, stores, collector, links, token_uses };
         Self { inner: Arc::new(inner) }
     }
 
@@ -83,11 +92,16 @@ impl Api {
         self.inner.stores.as_ref().ok_or_else(|| ApiError::invalid(text))
     }
 
+    /// What collects the homes' stores.
+    pub(crate) fn collector(&self) -> Option<&Collector> {
+        self.inner.collector.as_ref()
+    }
+
     /// The routes, to be served or merged with others.
     pub fn router(&self) -> Router {
         let agents = Router::new()
             .route("/", get(agents::list).post(agents::create))
-            .route("/{agent}", get(agents::get).post(agents::update))
+            .route("/{agent}", get(agents::get).post(agents::update).delete(agents::delete))
             .route("/{agent}/archive", post(agents::archive))
             .route("/{agent}/versions", get(agents::versions));
         let environments = Router::new()
@@ -117,6 +131,8 @@ impl Api {
             .route("/homes/{home}/archive", get(archive::export).put(archive::import))
             .route("/homes/{home}/rules", get(rules::of_home).put(rules::set_home))
             .route("/rules", get(rules::of_org).put(rules::set_org))
+            .route("/store", get(store::get))
+            .route("/store/collect", post(store::collect))
             .route("/runners", get(covey::runners))
             .route("/tokens", get(tokens::list).post(tokens::create))
             .route("/tokens/{token}/revoke", post(tokens::revoke))

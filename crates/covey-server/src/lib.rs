@@ -2,6 +2,7 @@
 //!
 //! Reason for a crate: **artifact**. What does not belong here: namespaces, cgroups, a path on a runner.
 
+pub mod collect;
 pub mod config;
 pub mod db;
 pub mod drive;
@@ -13,4 +14,4 @@ mod server;
 pub mod store_link;
 pub mod stores;
 
-pub use server::{RunnerGate, Server, StartError};
+pub use server::{Homes, RunnerGate, SERVED, Server, StartError};

@@ -10,7 +10,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use covey_types::{HomeId, OrgId, RunnerId};
-use covey_wire::runner::{HomePresence, RunnerToServer, ServerToRunner};
+use covey_wire::runner::{FORGOTTEN_HOMES_MAX, HomePresence, RunnerToServer, ServerToRunner};
 use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 
@@ -21,6 +21,8 @@ pub(crate) use serve::{answer_undriven, publish};
 
 /// Messages that may wait for a runner's link; a runner that takes none for so long is lost.
 pub const OUTBOX_MAX: usize = 1024;
+/// The version of the link from which on a runner understands that homes were deleted.
+const FORGET_SINCE: u32 = 3;
 /// Messages that may wait for a driver. Live output above it is dropped; anything else ends the link, after
 /// which everything is asked for again.
 pub const MAILBOX_MAX: usize = 1024;
@@ -77,6 +79,19 @@ impl Outbox {
     /// Waits until the link has ended; nothing that was not answered can be relied on then.
     pub async fn ended(&self) {
         self.queue.closed().await;
+    }
+
+    /// Tells the runner that these homes were deleted, if it understands that.
+    fn forget(&self, homes: &[HomeId]) {
+        if self.version < FORGET_SINCE {
+            return;
+        }
+        for some in homes.chunks(FORGOTTEN_HOMES_MAX) {
+            if self.send(ServerToRunner::ForgetHomes { homes: some.to_vec() }).is_err() {
+                tracing::debug!(runner = %self.runner, "the link ended; the runner is told when it dials in");
+                return;
+            }
+        }
     }
 
     /// Queues a message, in order.
@@ -167,6 +182,16 @@ impl Links {
         let inner = self.inner();
         let mut holders = inner.connected.values().filter(|c| c.org == org && c.homes.contains_key(&home));
         holders.next().map(|c| c.outbox.clone())
+    }
+
+    /// Tells every runner of the org that these homes were deleted. Those that are not there now are told when they
+    /// dial in.
+    pub fn forget(&self, org: OrgId, homes: &[HomeId]) {
+        let mut inner = self.inner();
+        for connected in inner.connected.values_mut().filter(|c| c.org == org) {
+            connected.homes.retain(|home, _| !homes.contains(home));
+            connected.outbox.forget(homes);
+        }
     }
 
     /// Sends the messages of a home to the returned mailbox until the guard is dropped. An earlier driver's

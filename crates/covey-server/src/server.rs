@@ -12,6 +12,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use crate::collect::{self, CollectConfig, CollectorError};
 use crate::db::{Db, DbError, homes, orgs, runners};
 use crate::drive::{self, Context, Live};
 use crate::http::Api;
@@ -25,7 +26,41 @@ pub enum StartError {
     /// The database does not let it.
     #[error("the server cannot take over the database")]
     Db(#[from] DbError),
+    /// The home store is somebody else's, who would delete what this server puts there.
+    #[error(transparent)]
+    Store(CollectorError),
 }
+
+/// Where homes are kept, and when what nobody needs goes.
+#[derive(Debug, Clone)]
+pub struct Homes {
+    /// The orgs' stores.
+    pub stores: Stores,
+    /// When their garbage is collected.
+    pub collect: CollectConfig,
+}
+
+/// Takes charge of every org's store before anything is put there: a collection that is started beside the server would
+/// take all of it for garbage.
+async fn take_charge(db: &Db, stores: &Stores) -> Result<(), StartError> {
+    for org in db.read("orgs", orgs::all).await? {
+        let database = db.clone();
+        let taken = stores.with(org, move |store| collect::take_charge(&database, store, org)).await;
+        // A store that cannot be reached now must not keep the server from starting: work goes on without it, and the
+        // next collection does this again.
+        let error = match taken {
+            Ok(Ok(())) => continue,
+            Ok(Err(error @ CollectorError::Foreign { .. })) => return Err(StartError::Store(error)),
+            Ok(Err(error)) => error.to_string(),
+            Err(error) => error.to_string(),
+        };
+        tracing::warn!(%org, error, "cannot say in the home store that it is a server's");
+    }
+    Ok(())
+}
+
+/// Who names what is needed in a store that a server uses.
+pub const SERVED: &str = "the database of a server";
 
 /// A running server.
 #[derive(Debug)]
@@ -38,12 +73,12 @@ pub struct Server {
 }
 
 impl Server {
-    /// Takes over the database and starts driving; the API looks into homes through `stores`, if there are any. Needs
-    /// a tokio runtime.
+    /// Takes over the database, starts driving, and keeps the homes' stores free of garbage, if there are any. Needs a
+    /// tokio runtime.
     ///
     /// # Errors
-    /// When the database fails.
-    pub async fn start(db: Db, model: Arc<dyn Model>, stores: Option<Stores>) -> Result<Self, StartError> {
+    /// When the database fails, or a home store is somebody else's.
+    pub async fn start(db: Db, model: Arc<dyn Model>, homes: Option<Homes>) -> Result<Self, StartError> {
         let org = db
             .write("take over", |tx| {
                 // The lock beside the database says that no other server lives, so neither do its drivers.
@@ -52,6 +87,10 @@ impl Server {
                 orgs::ensure_default(tx)
             })
             .await?;
+        let (stores, collect) = homes.map(|homes| (homes.stores, homes.collect)).unzip();
+        if let Some(stores) = &stores {
+            take_charge(&db, stores).await?;
+        }
         let stop = CancellationToken::new();
         let context = Context::new(db.clone(), model, Links::new(db.clone()));
         let tasks = TaskTracker::new();
@@ -63,7 +102,11 @@ impl Server {
                 failed.cancel();
             }
         });
-        Ok(Self { org, api: Api::new(db, stores, stop.clone()), context, stop, tasks })
+        let api = Api::new(db, stores, Some(context.links.clone()), stop.clone());
+        if let (Some(collector), Some(config)) = (api.collector(), collect) {
+            tasks.spawn(collector.clone().keep_collecting(config, stop.clone()));
+        }
+        Ok(Self { org, api, context, stop, tasks })
     }
 
     /// The org that a fresh installation has.

@@ -198,7 +198,8 @@ impl World {
             ServerToRunner::Welcome { .. }
             | ServerToRunner::Heartbeat
             | ServerToRunner::SecureHome { .. }
-            | ServerToRunner::StopSandbox { .. } => vec![],
+            | ServerToRunner::StopSandbox { .. }
+            | ServerToRunner::ForgetHomes { .. } => vec![],
             ServerToRunner::Refused { reason } => panic!("{reason}"),
         }
     }

@@ -45,7 +45,7 @@ impl World {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("http://{}", listener.local_addr().unwrap());
         let stores = Stores::in_directory(dir.path().join("store"), None);
-        let api = Api::new(db.clone(), Some(stores), CancellationToken::new());
+        let api = Api::new(db.clone(), Some(stores), None, CancellationToken::new());
         tokio::spawn(async move { serve(listener, api.router(), &api).await });
         rustls::crypto::ring::default_provider().install_default().unwrap_or_default();
         let config = rustls::ClientConfig::builder()

@@ -57,7 +57,7 @@ impl Server {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("http://{}", listener.local_addr().unwrap());
         let stop = CancellationToken::new();
-        let api = Api::new(db.clone(), None, stop.clone());
+        let api = Api::new(db.clone(), None, None, stop.clone());
         let served = tokio::spawn(async move { serve(listener, api.router(), &api).await });
         // The TLS provider is installed by whoever makes the first client of the process.
         rustls::crypto::ring::default_provider().install_default().unwrap_or_default();

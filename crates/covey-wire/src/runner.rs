@@ -180,9 +180,18 @@ pub enum ServerToRunner {
         /// The home lease's token.
         token: FencingToken,
     },
+    /// Since version 3: these homes were deleted, with every snapshot. The runner ends their sandboxes and removes all
+    /// that it has of them; it answers nothing. Sent when it happens, and again after each handshake.
+    ForgetHomes {
+        /// At most [`FORGOTTEN_HOMES_MAX`].
+        homes: Vec<HomeId>,
+    },
     /// Still here.
     Heartbeat,
 }
+
+/// Homes that one [`ServerToRunner::ForgetHomes`] names.
+pub const FORGOTTEN_HOMES_MAX: usize = 1000;
 
 /// Names of a home that are not there although its state has them.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]

@@ -151,6 +151,11 @@ fn server_to_runner() {
         check_since(2, &format!("runner-publish-{name}"), &answer);
     }
     check("runner-stop-sandbox", &ServerToRunner::StopSandbox { home, token });
+    check_since(
+        3,
+        "runner-forget-homes",
+        &ServerToRunner::ForgetHomes { homes: vec![home, HomeId::from_uuid(uuid(7))] },
+    );
     check("runner-heartbeat", &ServerToRunner::Heartbeat);
 }
 

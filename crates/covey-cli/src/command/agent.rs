@@ -18,6 +18,14 @@ const TOOLSET: &str = "agent_toolset_20260401";
 /// What to do with agents.
 #[derive(Debug, Subcommand)]
 pub(crate) enum AgentCommand {
+    /// Delete an agent with its sessions, its home and every snapshot of it, for good.
+    Delete {
+        /// Its id or name.
+        agent: String,
+        /// Do it without being asked again.
+        #[arg(long)]
+        yes: bool,
+    },
     /// Make an agent.
     Create {
         /// Its name, for people.
@@ -111,6 +119,26 @@ pub(crate) async fn run(global: &Global, command: &AgentCommand) -> anyhow::Resu
             // The version that was read: somebody else's change meanwhile is a conflict, not overwritten.
             body.insert("version".to_owned(), current["version"].clone());
             show(global, &client.post(&path_of(&current)?, &body.into()).await?)?;
+        }
+        AgentCommand::Delete { agent, yes } => {
+            let agent = find(&client, agent).await?;
+            if !yes {
+                let text = format!(
+                    "this deletes the agent {} with its sessions, its home {} and every snapshot of it, for good; give \
+                     --yes to do it",
+                    output::one_line(&field(&agent, "/name")),
+                    field(&agent, "/covey_home_id")
+                );
+                return Err(Refusal::new(Fault::Conflict, text).into());
+            }
+            let deleted = client.delete(&path_of(&agent)?).await?;
+            output::value(global.json, &deleted, |deleted| {
+                let (sessions, snapshots) =
+                    (field(deleted, "/covey_sessions"), field(deleted, "/covey_snapshots"));
+                format!(
+                    "deleted, with {sessions} sessions and {snapshots} snapshots; `covey store gc` frees the blocks now"
+                )
+            })?;
         }
         AgentCommand::Archive { agent } => {
             let path = path_of(&find(&client, agent).await?)?;

@@ -151,7 +151,8 @@ async fn take(
         return Err(Refusal::new(Fault::Conflict, text).into());
     }
     let root = root_of(&current)?;
-    let report = local::secured(store, dir, home, root)?;
+    let secure = || local::secured(store, dir, home, root);
+    let mut report = secure()?;
     let lacks = root.filter(|root| *root != report.root && store.remembered(dir, home) != Some(*root));
     if let Some(root) = lacks.filter(|_| !replace_home) {
         let text = format!(
@@ -166,7 +167,7 @@ async fn take(
         return Err(Refusal::new(Fault::Conflict, text).into());
     }
     if report.changed {
-        local::import(client, &current, &report).await?;
+        report = local::import(client, &current, report, &secure).await?.1;
     }
     store.remember(dir, home, report.root)?;
     eprintln!("{} files of {} are the agent's home", report.files, dir.display());

@@ -1,6 +1,7 @@
 //! `covey store`: the store as a whole. One file for each thing to do with it.
 
 mod copy;
+mod gc;
 mod key;
 mod place;
 mod repair;
@@ -20,6 +21,8 @@ pub(crate) enum StoreCommand {
     Verify(verify::VerifyArgs),
     /// Write what is lost or damaged anew, from wherever the right bytes still are.
     Repair(repair::RepairArgs),
+    /// Delete blocks that no kept snapshot needs; safe while agents work.
+    Gc(gc::GcArgs),
     /// Copy a store to another place, a directory or a bucket; done again, it copies what has come since.
     Copy(copy::CopyArgs),
     /// Keys of encrypted stores; no server needed.
@@ -31,6 +34,7 @@ pub(crate) async fn run(global: &Global, command: &StoreCommand) -> anyhow::Resu
     match command {
         StoreCommand::Verify(args) => verify::run(global, args).await,
         StoreCommand::Repair(args) => repair::run(global, args).await,
+        StoreCommand::Gc(args) => gc::run(global, args).await,
         StoreCommand::Copy(args) => copy::run(global, args),
         StoreCommand::Key(command) => key::run(global, command),
     }

@@ -8,6 +8,10 @@ mod agent;
 #[cfg(test)]
 mod backup;
 #[cfg(test)]
+mod collect_kill;
+#[cfg(test)]
+mod collect_live;
+#[cfg(test)]
 mod completions;
 #[cfg(test)]
 mod covey;
@@ -24,6 +28,8 @@ mod home;
 #[cfg(test)]
 mod home_history;
 #[cfg(test)]
+mod org;
+#[cfg(test)]
 mod real_server;
 #[cfg(test)]
 mod run;
@@ -33,6 +39,8 @@ mod runner;
 mod session;
 #[cfg(test)]
 mod store;
+#[cfg(test)]
+mod store_gc;
 #[cfg(test)]
 mod store_places;
 #[cfg(test)]

@@ -1,11 +1,15 @@
-//! The server's own API over a real database and store, in this process; no agent runs.
+//! A real server in this process, over a real database and store; no runner dials in, so no agent runs.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::thread;
 
-use covey_server::db::{Db, orgs, tokens};
-use covey_server::http::{Api, serve};
+use covey_server::collect::CollectConfig;
+use covey_server::db::{Db, tokens};
+use covey_server::http::serve;
+use covey_server::model::scripted::ScriptedModel;
 use covey_server::stores::Stores;
+use covey_server::{Homes, Server};
 use tokio_util::sync::CancellationToken;
 
 /// A running server; it ends with the value.
@@ -28,14 +32,22 @@ impl RealServer {
         let thread = thread::spawn(move || {
             let runtime = tokio::runtime::Runtime::new().unwrap();
             runtime.block_on(async {
-                let db = Db::open(&db_path).unwrap();
-                let org = db.write("org", orgs::ensure_default).await.unwrap();
-                let (_, token) = db.write("token", move |tx| tokens::create(tx, org, "test")).await.unwrap();
+                let script = serde_json::json!({"scripts": [{"seed": 1, "turns": [{"text": "done"}]}]});
+                let model = ScriptedModel::new(serde_json::from_value(script).unwrap());
+                let homes = Homes { stores, collect: CollectConfig::default() };
+                let server =
+                    Server::start(Db::open(&db_path).unwrap(), Arc::new(model), Some(homes)).await.unwrap();
+                let org = server.default_org();
+                let token =
+                    server.db().write("token", move |tx| tokens::create(tx, org, "test")).await.unwrap().1;
                 let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
                 let url = format!("http://{}", listener.local_addr().unwrap());
-                let api = Api::new(db, Some(stores), stopping);
+                let api = server.api().clone();
+                let serving = tokio::spawn(async move { serve(listener, api.router(), &api).await });
                 said.send((url, token, org.to_string())).unwrap();
-                serve(listener, api.router(), &api).await.unwrap();
+                stopping.cancelled().await;
+                server.shutdown().await;
+                serving.await.unwrap().unwrap();
             });
         });
         let (url, token, org) = told.recv().unwrap();

@@ -89,7 +89,21 @@ impl Condemned {
         backend: &dyn Backend,
         packs: BTreeSet<PackName>,
     ) -> Result<Option<Self>, StoreError> {
-        let mut next = Self { epoch: self.epoch + 1, packs, version: None };
+        self.write(backend, self.epoch + 1, packs)
+    }
+
+    /// Condemns the same packs in a later epoch; none as in [`Condemned::replace`].
+    pub(super) fn lift(&self, backend: &dyn Backend, epoch: u64) -> Result<Option<Self>, StoreError> {
+        self.write(backend, epoch, self.packs.clone())
+    }
+
+    fn write(
+        &self,
+        backend: &dyn Backend,
+        epoch: u64,
+        packs: BTreeSet<PackName>,
+    ) -> Result<Option<Self>, StoreError> {
+        let mut next = Self { epoch, packs, version: None };
         let expected = self.version.clone().map_or(Expected::Absent, Expected::Version);
         match backend.put_if(&key()?, text(&next).as_bytes(), &expected)? {
             PutOutcome::Conflict => Ok(None),

@@ -22,6 +22,9 @@ use crate::mark::{Offer, Settled};
 /// Secures that may be dropped for arriving calls before one must be let finish.
 const DROPPED_IN_A_ROW_MAX: u32 = 2;
 
+/// So often in a row a secure begins again at once because a collection has passed; then it waits like one that failed.
+const COLLECTED_IN_A_ROW_MAX: u32 = 3;
+
 /// The pause before a failed secure is tried again although no step ends; it doubles with each failure.
 const SECURE_AGAIN_PAUSE: Duration = Duration::from_secs(5);
 const SECURE_AGAIN_PAUSE_MAX: Duration = Duration::from_secs(300);
@@ -218,6 +221,7 @@ impl Home {
         match outcome {
             PublishOutcome::Published { generation } => {
                 self.secure_again = None;
+                self.collected_in_a_row = 0;
                 let rests = self.live.is_none() && self.securing.is_none() && !self.secure_after_answer;
                 if let Some(mark) = &mut self.mark {
                     mark.generation = generation;
@@ -245,7 +249,16 @@ impl Home {
             PublishOutcome::Collected { floor } => {
                 // What the offer relied on may be gone; this time it is uploaded. The stat cache saves the reading.
                 tracing::info!(home = %self.home, floor, "a garbage collection passed; the home is secured again");
-                self.secure_after_answer = true;
+                self.collected_in_a_row += 1;
+                if self.collected_in_a_row <= COLLECTED_IN_A_ROW_MAX {
+                    self.secure_after_answer = true;
+                } else {
+                    let why = "garbage collections pass faster than the home is secured, or the store is another one \
+                               than the server's";
+                    self.secure_later(why);
+                    let (home, fault) = (self.home, Fault::Retry);
+                    self.send(RunnerToServer::SecureFailed { home, fault, detail: why.to_owned() }).await;
+                }
             }
         }
         if std::mem::take(&mut self.secure_after_answer) {

@@ -26,7 +26,7 @@ use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
 /// Longer than anything here takes; only a hang reaches it.
-const PATIENCE: Duration = Duration::from_secs(30);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 
 #[derive(Debug)]
 struct Dialler(mpsc::Sender<DuplexStream>);
@@ -42,18 +42,18 @@ impl Dial for Dialler {
 }
 
 /// A runner under test and the server side of its link.
-struct World {
+pub(crate) struct World {
     dials: mpsc::Receiver<DuplexStream>,
     link: DuplexStream,
     decoder: Decoder,
     runner: JoinHandle<std::io::Result<()>>,
     stop: CancellationToken,
-    home: HomeId,
-    token: FencingToken,
+    pub(crate) home: HomeId,
+    pub(crate) token: FencingToken,
 }
 
 impl World {
-    async fn start(dir: &Path, backend: &FakeBackend) -> Self {
+    pub(crate) async fn start(dir: &Path, backend: &FakeBackend) -> Self {
         let config = RunnerConfig::new(dir.join("runner"), Some(dir.join("store")));
         let runner = Runner::new(config, Arc::new(backend.clone())).unwrap();
         let (dialled, mut dials) = mpsc::channel(1);
@@ -75,7 +75,7 @@ impl World {
     }
 
     /// Cuts the link and takes the next one that the runner dials.
-    async fn reconnect(&mut self) {
+    pub(crate) async fn reconnect(&mut self) {
         let next = tokio::time::timeout(PATIENCE, async {
             self.link.shutdown().await.unwrap();
             self.dials.recv().await.unwrap()
@@ -85,7 +85,7 @@ impl World {
         self.greet().await;
     }
 
-    async fn send(&mut self, message: ServerToRunner) {
+    pub(crate) async fn send(&mut self, message: ServerToRunner) {
         self.link.write_all(&frame::encode(&message).unwrap()).await.unwrap();
     }
 
@@ -105,7 +105,7 @@ impl World {
     }
 
     /// The next message that is wanted; others (states, live output) are passed over.
-    async fn until<T>(&mut self, mut wanted: impl FnMut(RunnerToServer) -> Option<T>) -> T {
+    pub(crate) async fn until<T>(&mut self, mut wanted: impl FnMut(RunnerToServer) -> Option<T>) -> T {
         loop {
             let message = self.receive().await;
             if let Some(found) = wanted(message) {
@@ -114,7 +114,7 @@ impl World {
         }
     }
 
-    async fn wake(
+    pub(crate) async fn wake(
         &mut self,
         generation: u64,
         root: Option<RootHash>,
@@ -139,7 +139,7 @@ impl World {
         .await
     }
 
-    async fn run(&mut self, sandbox: SandboxId, step: StepId) {
+    pub(crate) async fn run(&mut self, sandbox: SandboxId, step: StepId) {
         let call = ToolCall { step, name: "bash".to_owned(), input: "{}".to_owned() };
         self.send(ServerToRunner::RunTool { home: self.home, token: self.token, sandbox, call }).await;
     }
@@ -153,7 +153,7 @@ impl World {
         .await;
     }
 
-    async fn offer(&mut self) -> (Generation, RootHash, SnapshotKind, Option<StepId>) {
+    pub(crate) async fn offer(&mut self) -> (Generation, RootHash, SnapshotKind, Option<StepId>) {
         self.until(|message| match message {
             RunnerToServer::Publish { base, root, kind, step, .. } => Some((base, root, kind, step)),
             RunnerToServer::SecureFailed { detail, .. } => panic!("{detail}"),
@@ -167,18 +167,18 @@ impl World {
         self.send(ServerToRunner::PublishAnswer { home: self.home, root, outcome }).await;
     }
 
-    async fn end(self) {
+    pub(crate) async fn end(self) {
         self.stop.cancel();
         self.runner.await.unwrap().unwrap();
     }
 }
 
-fn step(number: u128) -> StepId {
+pub(crate) fn step(number: u128) -> StepId {
     StepId::from_uuid(Uuid::from_u128(number))
 }
 
 /// Every call appends its step to a file in the home; `bash` on a step in `dying` kills the sandbox after that.
-fn witness(dying: Vec<StepId>) -> FakeBackend {
+pub(crate) fn witness(dying: Vec<StepId>) -> FakeBackend {
     FakeBackend::new(move |spec, call| {
         use std::io::Write as _;
         let path = spec.home_dir.join("witness");

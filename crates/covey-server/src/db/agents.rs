@@ -1,11 +1,11 @@
 //! Agents and their versions. The configuration is the API's JSON document, kept as it is; what the loop
 //! reads of it is `covey_harness::config`'s business.
 
-use covey_types::{AgentId, HomeId, OrgId, Timestamp};
+use covey_types::{AgentId, HomeId, OrgId, SessionId, Timestamp};
 use rusqlite::{OptionalExtension, Row};
 use serde_json::Value;
 
-use super::{DbError, Page, Read, Result, Tx, parsed, parsed_json, to_json};
+use super::{DbError, Page, Read, Result, Tx, homes, parsed, parsed_json, to_json};
 
 /// An agent at its current version.
 #[derive(Debug, Clone, PartialEq)]
@@ -179,6 +179,69 @@ pub fn archive(tx: &Tx<'_>, org: OrgId, id: AgentId) -> Result<Agent> {
         )?
         .execute((org.to_string(), id.to_string(), tx.now().unix_ms()))?;
     get(tx, org, id)
+}
+
+/// What went with an agent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Deleted {
+    /// Its sessions, with their journals.
+    pub sessions: u64,
+    /// The snapshots of its home.
+    pub snapshots: u64,
+    /// Its home.
+    pub home: HomeId,
+}
+
+/// Deletes an agent with its sessions, its home and the home's snapshots. What only they needed in the store goes with
+/// the next collection.
+///
+/// # Errors
+/// [`DbError::NotFound`]; [`DbError::Conflict`] while a session of it has an open turn or acts on the home.
+pub fn delete(tx: &Tx<'_>, org: OrgId, id: AgentId) -> Result<Deleted> {
+    let agent = get(tx, org, id)?;
+    let key = (org.to_string(), id.to_string());
+    let open: Option<String> = tx
+        .conn
+        .prepare_cached(
+            "SELECT id FROM session WHERE org = ?1 AND agent = ?2 AND status IN ('running', 'rescheduling')
+             UNION ALL
+             SELECT lease_session FROM home WHERE org = ?1 AND agent = ?2 AND lease_held = 1 LIMIT 1",
+        )?
+        .query_row((&key.0, &key.1), |row| row.get(0))
+        .optional()?;
+    if let Some(session) = open {
+        return Err(DbError::Conflict(format!(
+            "session {session} of agent {id} is at work; interrupt it and wait until it is idle, then delete the agent"
+        )));
+    }
+    for session in sessions_of(tx, &key)? {
+        tx.touch(session);
+    }
+    let home = agent.home.to_string();
+    let count = |sql: &str, id: &str| -> Result<u64> {
+        Ok(tx.conn.prepare_cached(sql)?.execute((&key.0, id))? as u64)
+    };
+    count(
+        "DELETE FROM journal WHERE org = ?1 AND session IN (SELECT id FROM session WHERE org = ?1 AND agent = ?2)",
+        &key.1,
+    )?;
+    let sessions = count("DELETE FROM session WHERE org = ?1 AND agent = ?2", &key.1)?;
+    count("DELETE FROM agent_version WHERE org = ?1 AND agent = ?2", &key.1)?;
+    count("DELETE FROM agent WHERE org = ?1 AND id = ?2", &key.1)?;
+    let snapshots = count("DELETE FROM snapshot WHERE org = ?1 AND home = ?2", &home)?;
+    count("DELETE FROM home WHERE org = ?1 AND id = ?2", &home)?;
+    homes::note_deleted(tx, org, agent.home)?;
+    Ok(Deleted { sessions, snapshots, home: agent.home })
+}
+
+fn sessions_of(read: &Read<'_>, (org, agent): &(String, String)) -> Result<Vec<SessionId>> {
+    let mut statement = read.conn.prepare_cached("SELECT id FROM session WHERE org = ?1 AND agent = ?2")?;
+    let mut rows = statement.query((org, agent))?;
+    let mut sessions = Vec::new();
+    while let Some(row) = rows.next()? {
+        sessions.push(parsed("session", &row.get::<_, String>(0)?)?);
+    }
+    Ok(sessions)
 }
 
 fn version_of(row: &Row<'_>) -> Result<AgentVersion> {

@@ -204,6 +204,45 @@ pub fn release_all(tx: &Tx<'_>) -> Result<()> {
     Ok(())
 }
 
+/// Deleted homes of an org that are remembered, the newest ones. A runner that does not dial in while so many are
+/// deleted keeps its copies of the older ones.
+const DELETED_HOMES_MAX: i64 = 10_000;
+
+/// Remembers that a home was deleted on purpose, for runners that have a working copy of it.
+///
+/// # Errors
+/// When the database refuses.
+pub fn note_deleted(tx: &Tx<'_>, org: OrgId, id: HomeId) -> Result<()> {
+    let org = org.to_string();
+    tx.conn
+        .prepare_cached(
+            "INSERT INTO deleted_home (org, home, deleted_at) VALUES (?1, ?2, ?3) ON CONFLICT (org, home) DO NOTHING",
+        )?
+        .execute((&org, id.to_string(), tx.now().unix_ms()))?;
+    tx.conn
+        .prepare_cached(
+            "DELETE FROM deleted_home WHERE org = ?1 AND home IN
+                 (SELECT home FROM deleted_home WHERE org = ?1 ORDER BY deleted_at DESC, home LIMIT -1 OFFSET ?2)",
+        )?
+        .execute((&org, DELETED_HOMES_MAX))?;
+    Ok(())
+}
+
+/// The org's homes that were deleted, in order.
+///
+/// # Errors
+/// When the database refuses.
+pub fn deleted(read: &Read<'_>, org: OrgId) -> Result<Vec<HomeId>> {
+    let mut statement =
+        read.conn.prepare_cached("SELECT home FROM deleted_home WHERE org = ?1 ORDER BY home")?;
+    let mut rows = statement.query([org.to_string()])?;
+    let mut homes = Vec::new();
+    while let Some(row) = rows.next()? {
+        homes.push(parsed("deleted home", &row.get::<_, String>(0)?)?);
+    }
+    Ok(homes)
+}
+
 /// Notes why the home is not secured; the time of the first reason in a row stays.
 ///
 /// # Errors

@@ -1,7 +1,10 @@
 //! Orgs: the tenants.
 
-use covey_types::OrgId;
+use std::time::Duration;
+
+use covey_types::{HomeId, OrgId, Timestamp};
 use rusqlite::OptionalExtension;
+use serde_json::Value;
 
 use super::{Read, Result, Tx, parsed};
 
@@ -68,4 +71,107 @@ pub fn raise_collect_floor(tx: &Tx<'_>, org: OrgId, floor: u64) -> Result<()> {
         .prepare_cached("UPDATE org SET collect_floor = max(collect_floor, ?2) WHERE id = ?1")?
         .execute((org.to_string(), i64::try_from(floor).unwrap_or(i64::MAX)))?;
     Ok(())
+}
+
+/// What a collection did last, and when it ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LastCollection {
+    /// By the server's clock.
+    pub at: Timestamp,
+    /// JSON.
+    pub report: Value,
+}
+
+/// Notes that a collection has ended.
+///
+/// # Errors
+/// When the database refuses.
+pub fn note_collected(tx: &Tx<'_>, org: OrgId, report: &str) -> Result<()> {
+    tx.conn
+        .prepare_cached("UPDATE org SET collected_at = ?2, collect_report = ?3 WHERE id = ?1")?
+        .execute((org.to_string(), tx.now().unix_ms(), report))?;
+    Ok(())
+}
+
+/// The last collection that ended well; none before the first.
+///
+/// # Errors
+/// When the database refuses.
+pub fn last_collection(read: &Read<'_>, org: OrgId) -> Result<Option<LastCollection>> {
+    let row: Option<(Option<i64>, Option<String>)> = read
+        .conn
+        .prepare_cached("SELECT collected_at, collect_report FROM org WHERE id = ?1")?
+        .query_row([org.to_string()], |row| Ok((row.get(0)?, row.get(1)?)))
+        .optional()?;
+    let Some((Some(at), Some(report))) = row else { return Ok(None) };
+    let report = super::parsed_json("collection report", &report)?;
+    Ok(Some(LastCollection { at: Timestamp::from_unix_ms(at), report }))
+}
+
+/// Orgs whose last collection ended `interval` before `now` or earlier. For one that had none, what counts is when
+/// it was created: a server that is started again and again still comes to collect.
+///
+/// # Errors
+/// When the database refuses.
+pub fn due(read: &Read<'_>, now: Timestamp, interval: Duration) -> Result<Vec<OrgId>> {
+    let interval = i64::try_from(interval.as_millis()).unwrap_or(i64::MAX);
+    let mut statement =
+        read.conn.prepare_cached("SELECT id FROM org WHERE coalesce(collected_at, created_at) <= ?1")?;
+    let mut rows = statement.query([now.unix_ms().saturating_sub(interval)])?;
+    let mut orgs = Vec::new();
+    while let Some(row) = rows.next()? {
+        orgs.push(parsed("org", &row.get::<_, String>(0)?)?);
+    }
+    Ok(orgs)
+}
+
+/// Every org, in no order.
+///
+/// # Errors
+/// When the database refuses.
+pub fn all(read: &Read<'_>) -> Result<Vec<OrgId>> {
+    due(read, Timestamp::from_unix_ms(i64::MAX), Duration::ZERO)
+}
+
+/// What went with an org.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Deleted {
+    /// There was such an org.
+    pub was_there: bool,
+    /// Its agents.
+    pub agents: u64,
+    /// Its sessions, with their journals.
+    pub sessions: u64,
+    /// Snapshots of its homes.
+    pub snapshots: u64,
+    /// Its homes.
+    pub homes: Vec<HomeId>,
+}
+
+/// Deletes every row of an org. Nobody may drive its sessions: for a process that has the database for itself. Its blocks
+/// are its caller's business.
+///
+/// # Errors
+/// When the database refuses.
+pub fn delete(tx: &Tx<'_>, org: OrgId) -> Result<Deleted> {
+    let homes = super::retention::homes_of(tx, org)?;
+    let org = org.to_string();
+    let gone = |sql: &str| -> Result<u64> { Ok(tx.conn.prepare_cached(sql)?.execute([&org])? as u64) };
+    gone("DELETE FROM journal WHERE org = ?1")?;
+    let sessions = gone("DELETE FROM session WHERE org = ?1")?;
+    gone("DELETE FROM agent_version WHERE org = ?1")?;
+    let agents = gone("DELETE FROM agent WHERE org = ?1")?;
+    let snapshots = gone("DELETE FROM snapshot WHERE org = ?1")?;
+    for sql in [
+        "DELETE FROM deleted_home WHERE org = ?1",
+        "DELETE FROM store WHERE org = ?1",
+        "DELETE FROM home WHERE org = ?1",
+        "DELETE FROM environment WHERE org = ?1",
+        "DELETE FROM runner WHERE org = ?1",
+        "DELETE FROM token WHERE org = ?1",
+    ] {
+        gone(sql)?;
+    }
+    let was_there = gone("DELETE FROM org WHERE id = ?1")? > 0;
+    Ok(Deleted { was_there, agents, sessions, snapshots, homes })
 }

@@ -154,3 +154,25 @@ pub fn roots(
     }
     Ok(roots)
 }
+
+/// Roots of the snapshots of all homes of the org that something keeps at the time `now`.
+///
+/// # Errors
+/// When the database refuses.
+pub fn kept_roots(read: &Read<'_>, org: OrgId, now: Timestamp) -> Result<Vec<RootHash>> {
+    let mut roots = Vec::new();
+    for home in homes_of(read, org)? {
+        let kept = kept(read, org, home, now)?;
+        let mut statement =
+            read.conn.prepare_cached("SELECT generation, root FROM snapshot WHERE org = ?1 AND home = ?2")?;
+        let mut rows = statement.query((org.to_string(), home.to_string()))?;
+        while let Some(row) = rows.next()? {
+            if kept.contains_key(&Generation(row.get::<_, i64>(0)? as u64)) {
+                roots.push(parsed("root", &row.get::<_, String>(1)?)?);
+            }
+        }
+    }
+    roots.sort_unstable();
+    roots.dedup();
+    Ok(roots)
+}

@@ -394,10 +394,7 @@ pub fn replace(tx: &Tx<'_>, org: OrgId, id: HomeId, with: &Replacement) -> Resul
     }
     let floor = orgs::collect_floor(tx, org)?;
     if with.epoch.is_some_and(|epoch| epoch < floor) {
-        return Err(DbError::Conflict(format!(
-            "a garbage collection has passed since what shall become home {id} was stored, and may have deleted parts \
-             of it; store it again, then try again"
-        )));
+        return Err(collected(id));
     }
     let loads = rules::loads(tx, org, &home, with.files, with.bytes)?;
     if let Some(load) = loads.iter().find(|load| load.is_refused()) {
@@ -426,6 +423,40 @@ pub fn replace(tx: &Tx<'_>, org: OrgId, id: HomeId, with: &Replacement) -> Resul
     clear_unsecured(tx, org, id)?;
     tell_sessions(tx, org, id, with, generation)?;
     Ok(generation)
+}
+
+/// What shall become the home's state was stored before a collection.
+fn collected(id: HomeId) -> DbError {
+    DbError::Conflict(format!(
+        "a garbage collection has passed since what shall become home {id} was stored, and may have deleted parts of it; \
+         store it again, then try again"
+    ))
+}
+
+/// Refuses what was stored in an earlier epoch than is taken now.
+///
+/// # Errors
+/// [`DbError::Conflict`], as [`replace`] says it; [`DbError::NotFound`].
+pub fn check_epoch(read: &Read<'_>, org: OrgId, id: HomeId, epoch: u64) -> Result<()> {
+    if epoch < orgs::collect_floor(read, org)? { Err(collected(id)) } else { Ok(()) }
+}
+
+/// [`replace`] with a state that was made from the current one and an earlier snapshot of the same home, whose number
+/// `with.from` says. None when a collection has passed since it was begun: it has to be made again.
+///
+/// # Errors
+/// As [`replace`]; [`DbError::NotFound`] also when the snapshot is not kept any more.
+pub fn replace_edited(tx: &Tx<'_>, org: OrgId, id: HomeId, with: &Replacement) -> Result<Option<Generation>> {
+    if let Some((_, generation)) = with.from {
+        // It may have been forgotten between the look and the edit, by a collection whose epoch the edit already
+        // names; as long as its row is there, its blocks are.
+        named(tx, org, id, GenerationName::Number(generation.0))?;
+    }
+    let floor = orgs::collect_floor(tx, org)?;
+    if with.epoch.is_some_and(|epoch| epoch < floor) {
+        return Ok(None);
+    }
+    replace(tx, org, id, with).map(Some)
 }
 
 /// Whether a call has ended in the session and nothing was secured since.

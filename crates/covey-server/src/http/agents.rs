@@ -124,6 +124,25 @@ pub(super) async fn archive(
     Ok(Json(shown(agent)))
 }
 
+/// Deletes the agent with all that it has: sessions, home, snapshots.
+pub(super) async fn delete(
+    State(api): State<Api>,
+    caller: Caller,
+    IdInPath(id): IdInPath<AgentId>,
+) -> Result<Json<api::AgentDeleted>> {
+    let org = caller.org;
+    let deleted = api.inner.db.write("delete agent", move |tx| agents::delete(tx, org, id)).await?;
+    if let Some(links) = &api.inner.links {
+        links.forget(org, &[deleted.home]);
+    }
+    Ok(Json(api::AgentDeleted {
+        id: id.to_string(),
+        kind: "agent_deleted".to_owned(),
+        covey_sessions: deleted.sessions,
+        covey_snapshots: deleted.snapshots,
+    }))
+}
+
 pub(super) async fn versions(
     State(api): State<Api>,
     caller: Caller,

@@ -99,6 +99,11 @@ pub(super) async fn import(
         // Somebody else's home is not looked into before it is known whose it is.
         api.inner.db.read("get home", move |read| homes::get(read, org, id)).await?;
         let found = api.stores()?.with(org, move |store| read_root(store, &root)).await?;
+        if found.is_err() {
+            // It is not wrong, it was collected.
+            let check = move |read: &db::Read<'_>| snapshots::check_epoch(read, org, id, epoch);
+            api.inner.db.read("check epoch", check).await?;
+        }
         let top = found.map_err(|error| {
             let text = format!("`root`: there is no such state in the store of this org: {error}");
             if error.is_unavailable() {
@@ -184,12 +189,7 @@ pub(super) async fn restore(
         let written = api
             .inner
             .db
-            .write("restore path", move |tx| {
-                let has_collected = edited.epoch < db::orgs::collect_floor(tx, org)?;
-                let generation =
-                    if has_collected { None } else { Some(snapshots::replace(tx, org, id, &with)?) };
-                Ok(generation)
-            })
+            .write("restore path", move |tx| snapshots::replace_edited(tx, org, id, &with))
             .await?;
         match written {
             Some(generation) => {

@@ -40,6 +40,30 @@ pub(super) fn body() -> (PieceWriter, Body) {
     (PieceWriter { pieces, buffer: Vec::new(), is_ended: false }, Body::from_stream(stream))
 }
 
+/// Lines of JSON on their way to a client.
+#[derive(Debug)]
+pub(super) struct LineSender {
+    pieces: mpsc::Sender<Piece>,
+}
+
+/// A body of lines, and what to send them with.
+pub(super) fn lines() -> (LineSender, Body) {
+    let (pieces, queue) = mpsc::channel::<Piece>(PIECES_MAX);
+    let stream = futures_util::stream::unfold(queue, |mut queue| async move {
+        let piece = queue.recv().await?;
+        Some((piece, queue))
+    });
+    (LineSender { pieces }, Body::from_stream(stream))
+}
+
+impl LineSender {
+    /// Sends a line; false when nobody takes it any more.
+    pub(super) async fn send(&self, line: &serde_json::Value) -> bool {
+        let piece = Bytes::from(format!("{line}\n"));
+        matches!(tokio::time::timeout(STALL_MAX, self.pieces.send(Ok(piece))).await, Ok(Ok(())))
+    }
+}
+
 impl PieceWriter {
     fn send(&self, piece: Piece) -> io::Result<()> {
         let sent = Handle::current().block_on(tokio::time::timeout(STALL_MAX, self.pieces.send(piece)));

@@ -89,6 +89,11 @@ where
     let (org, outbox) = (connected.org, connected.outbox.clone());
     register(links, connected);
     tracing::info!(runner = %outbox.runner, "runner connected");
+    // After it is registered: what is deleted from here on it is told at once.
+    match links.db.read("deleted homes", move |read| homes::deleted(read, org)).await {
+        Ok(deleted) => outbox.forget(&deleted),
+        Err(e) => tracing::warn!(error = %e, "cannot tell a runner which homes were deleted"),
+    }
     let end = tokio::select! {
         end = read_all(&mut source, &mut reader, links, &outbox) => end,
         end = write_all(queue, &mut writer) => end,

@@ -8,7 +8,8 @@ use anyhow::Context as _;
 use clap::Args;
 use covey_home::backend::DirectoryBackend;
 use covey_home::{
-    CarryError, CollectOptions, NoProgress, OrgKeys, Roots, StoreError, UploadReport, carry_states, collect,
+    CarryError, CollectOptions, NoProgress, OrgKeys, Roots, StoreError, UploadReport, carry_states, claim,
+    collect,
 };
 use covey_server::db::{self, backup};
 use covey_types::{ByteCount, Fault, OrgId, RootHash};
@@ -25,6 +26,8 @@ use crate::store_key;
 /// A garbage collection may take states away that the copy of the database names. Then a fresh copy is made; what was
 /// carried over is there already.
 const TRIES_MAX: usize = 4;
+/// Who names what is needed in a store of backups.
+const OWNER: &str = "the backups beside it";
 
 /// Options of `covey backup create`.
 #[derive(Debug, Args)]
@@ -126,6 +129,13 @@ fn carry(
         OrgKeys::share(&from, &DirectoryBackend::open(&backups.store_dir(), &org)?)?;
         let from = store_key::open_on(Arc::new(from), &org)?;
         let to = store_key::open(&backups.store_dir(), &org)?;
+        // Before anything is in it: a collection that is started by hand would ask pointers, and there are none.
+        let who = claim(to.backend().as_ref(), OWNER)?;
+        if who != OWNER {
+            let text =
+                format!("{} is no store of backups: what it holds is known to {who}", to.backend().place());
+            return Err(Refusal::new(Fault::Conflict, text).into());
+        }
         let progress = Progress::start_counting("backing up", "blocks");
         let report = carry_states(&from, &to, roots, &AtomicBool::new(false), &progress)?;
         carried.blocks_new += report.blocks_new;

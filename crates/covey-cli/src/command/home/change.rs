@@ -156,8 +156,9 @@ pub(super) async fn import(global: &Global, source: &Source, from: &Path, force:
 async fn import_dir(global: &Global, server: &Server, dir: &Path) -> anyhow::Result<Value> {
     let current = server.client.get(&id_path("covey/homes", &server.id)?).await?;
     let store = local::ServerStore::of(global, &server.client)?;
-    let report = local::secured(&store.local()?, dir, &server.id, None)?;
-    let mut imported = local::import(&server.client, &current, &report).await?;
+    let store = store.local()?;
+    let secure = || local::secured(&store, dir, &server.id, None);
+    let (mut imported, report) = local::import(&server.client, &current, secure()?, &secure).await?;
     imported["files"] = report.files.into();
     Ok(imported)
 }

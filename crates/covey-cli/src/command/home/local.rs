@@ -28,6 +28,8 @@ use crate::store_key::{self, StoreKey};
 use crate::store_location::{OpenedStore, StoreLocation};
 
 const EXCLUDES_SETTING: &str = "COVEY_HOME_EXCLUDES";
+/// So often a directory is offered to a home, each time because a garbage collection has passed.
+const IMPORT_TRIES_MAX: usize = 4;
 
 /// A store, opened for one org.
 #[derive(Debug)]
@@ -334,12 +336,35 @@ pub(crate) fn secured(
 }
 
 /// Makes what was secured the current state of the home that `current` describes; refused when that home has
-/// moved on since.
-pub(crate) async fn import(client: &Client, current: &Value, report: &SecureReport) -> anyhow::Result<Value> {
+/// moved on since. When a garbage collection has passed since the secure, it is secured with `again` and offered once
+/// more; gives what was offered last.
+pub(crate) async fn import(
+    client: &Client,
+    current: &Value,
+    mut report: SecureReport,
+    again: &dyn Fn() -> anyhow::Result<SecureReport>,
+) -> anyhow::Result<(Value, SecureReport)> {
     let id = current["id"].as_str().context("the server sent a home without id")?;
-    let body = json!({
-        "root": report.root, "base_generation": current["generation"],
-        "files": report.files, "bytes": report.bytes, "epoch": report.epoch,
-    });
-    Ok(client.post(&format!("{}/import", id_path("covey/homes", id)?), &body).await?)
+    let path = format!("{}/import", id_path("covey/homes", id)?);
+    for tried in 1.. {
+        let body = json!({
+            "root": report.root, "base_generation": current["generation"],
+            "files": report.files, "bytes": report.bytes, "epoch": report.epoch,
+        });
+        let refused = match client.post(&path, &body).await {
+            Ok(imported) => return Ok((imported, report)),
+            Err(refused) => refused,
+        };
+        if refused.fault() != Fault::Conflict || tried == IMPORT_TRIES_MAX {
+            return Err(refused.into());
+        }
+        // What else is in the way, another try does not mend.
+        let store = client.get("/v1/covey/store").await?;
+        if store["epoch_floor"].as_u64().is_none_or(|floor| floor <= report.epoch) {
+            return Err(refused.into());
+        }
+        eprintln!("a garbage collection has passed meanwhile; securing again");
+        report = again()?;
+    }
+    anyhow::bail!("no try was made")
 }

@@ -9,6 +9,7 @@ use crate::client::Client;
 use crate::exit_code::Refusal;
 use crate::global::Global;
 use crate::output::{self, card};
+use crate::units::{self, Amount};
 
 /// Rules to set; without one they are shown.
 #[derive(Debug, Args)]
@@ -20,75 +21,20 @@ pub(crate) struct RulesArgs {
     #[arg(long = "org")]
     org_wide: bool,
     /// Keep so many of the newest snapshots; `none` leaves it to the org.
-    #[arg(long, value_name = "NUMBER", value_parser = number)]
-    keep_newest: Option<Rule>,
+    #[arg(long, value_name = "NUMBER", value_parser = units::number)]
+    keep_newest: Option<Amount>,
     /// Keep snapshots for so long, such as 12h, 7d or 4w; `none` leaves it to the org.
-    #[arg(long, value_name = "TIME", value_parser = seconds)]
-    keep_for: Option<Rule>,
+    #[arg(long, value_name = "TIME", value_parser = units::seconds)]
+    keep_for: Option<Amount>,
     /// Bytes of the files in a home at most, such as 500MiB or 20GB; `none` leaves it to the org.
-    #[arg(long, value_name = "BYTES", value_parser = bytes)]
-    bytes_max: Option<Rule>,
+    #[arg(long, value_name = "BYTES", value_parser = units::bytes)]
+    bytes_max: Option<Amount>,
     /// Files in a home at most; `none` leaves it to the org.
-    #[arg(long, value_name = "NUMBER", value_parser = number)]
-    files_max: Option<Rule>,
+    #[arg(long, value_name = "NUMBER", value_parser = units::number)]
+    files_max: Option<Amount>,
     /// Bytes of the files in all homes of the org at most.
-    #[arg(long, value_name = "BYTES", value_parser = bytes, requires = "org_wide")]
-    org_bytes_max: Option<Rule>,
-}
-
-/// A rule's new value.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Rule {
-    /// This one.
-    Set(u64),
-    /// None.
-    Unset,
-}
-
-impl From<Rule> for Value {
-    fn from(rule: Rule) -> Self {
-        match rule {
-            Rule::Set(number) => number.into(),
-            Rule::Unset => Self::Null,
-        }
-    }
-}
-
-fn number(text: &str) -> Result<Rule, String> {
-    with_unit(text, &[("", 1)], "a whole number or `none`")
-}
-
-fn seconds(text: &str) -> Result<Rule, String> {
-    let units = [("s", 1), ("m", 60), ("h", 3600), ("d", 86_400), ("w", 604_800)];
-    with_unit(text, &units, "a number with s, m, h, d or w behind it, or `none`")
-}
-
-fn bytes(text: &str) -> Result<Rule, String> {
-    let units = [
-        ("", 1),
-        ("B", 1),
-        ("kB", 1000),
-        ("MB", 1_000_000),
-        ("GB", 1_000_000_000),
-        ("TB", 1_000_000_000_000),
-        ("KiB", 1 << 10),
-        ("MiB", 1 << 20),
-        ("GiB", 1 << 30),
-        ("TiB", 1 << 40),
-    ];
-    with_unit(text, &units, "a number of bytes, with MB, GiB and the like behind it, or `none`")
-}
-
-fn with_unit(text: &str, units: &[(&str, u64)], expected: &str) -> Result<Rule, String> {
-    if text == "none" {
-        return Ok(Rule::Unset);
-    }
-    let at = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
-    let (digits, unit) = text.split_at(at);
-    let factor = units.iter().find(|(name, _)| *name == unit.trim_start()).map(|(_, factor)| *factor);
-    let number =
-        digits.parse::<u64>().ok().zip(factor).and_then(|(number, factor)| number.checked_mul(factor));
-    number.map(Rule::Set).ok_or_else(|| format!("expected {expected}"))
+    #[arg(long, value_name = "BYTES", value_parser = units::bytes, requires = "org_wide")]
+    org_bytes_max: Option<Amount>,
 }
 
 impl RulesArgs {
@@ -100,7 +46,11 @@ impl RulesArgs {
             ("files_max", self.files_max),
             ("org_bytes_max", self.org_bytes_max),
         ];
-        let given = given.into_iter().filter_map(|(name, rule)| Some((name.to_owned(), rule?.into())));
+        let value = |rule| match rule {
+            Amount::Set(number) => Value::from(number),
+            Amount::Unset => Value::Null,
+        };
+        let given = given.into_iter().filter_map(|(name, rule)| Some((name.to_owned(), value(rule?))));
         Value::Object(given.collect::<Map<_, _>>())
     }
 }
@@ -134,7 +84,7 @@ fn shown(rules: &Value, org_wide: bool) -> String {
     let size = |number: u64| ByteCount(number).to_string();
     let mut pairs = vec![
         ("newest kept", rule("keep_newest", &plain, "only the current one")),
-        ("kept for", rule("keep_for_s", &duration, "no time")),
+        ("kept for", rule("keep_for_s", &units::duration, "no time")),
         ("also kept", "what sessions that are not archived began from or left".to_owned()),
         ("bytes at most", rule("bytes_max", &size, "no limit")),
         ("files at most", rule("files_max", &plain, "no limit")),
@@ -145,30 +95,4 @@ fn shown(rules: &Value, org_wide: bool) -> String {
             .push(("all homes at most", format!("{}, now {used}", rule("org_bytes_max", &size, "no limit"))));
     }
     card(&pairs)
-}
-
-fn duration(seconds: u64) -> String {
-    let units = [(604_800, "w"), (86_400, "d"), (3600, "h"), (60, "m")];
-    let exact = units.iter().find(|(unit, _)| seconds >= *unit && seconds.is_multiple_of(*unit));
-    exact.map_or_else(|| format!("{seconds}s"), |(unit, name)| format!("{}{name}", seconds / unit))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn sizes_and_times_are_read_with_their_units_and_nothing_is_guessed() {
-        assert_eq!(bytes("10GiB"), Ok(Rule::Set(10 << 30)));
-        assert_eq!(bytes("1 MB"), Ok(Rule::Set(1_000_000)));
-        assert_eq!(bytes("7"), Ok(Rule::Set(7)));
-        assert_eq!(bytes("none"), Ok(Rule::Unset));
-        assert_eq!(seconds("7d"), Ok(Rule::Set(604_800)));
-        for bad in ["", "GiB", "-1", "1.5GiB", "10gib", "99999999999999TiB", "10 G"] {
-            assert!(bytes(bad).is_err(), "{bad}");
-        }
-        // A bare number of seconds would be taken for days by half of all people.
-        assert!(seconds("7").is_err() && seconds("7y").is_err() && number("7d").is_err());
-        assert_eq!([duration(1_209_600), duration(86_400), duration(90)], ["2w", "1d", "90s"]);
-    }
 }

@@ -411,7 +411,8 @@ impl Store {
         }
         let edited = restore_path(self.local.blocks(), &current.root, &from.root, path)?;
         let size = (edited.files, edited.bytes);
-        self.publish(&self.home, Some(current), edited.root, size, edited.epoch)
+        // The earlier one: which snapshots are kept was looked up before the edit began.
+        self.publish(&self.home, Some(current), edited.root, size, epoch.min(edited.epoch))
     }
 
     /// Gives a snapshot to another home.
