@@ -8,8 +8,6 @@ mod verify;
 
 use clap::Subcommand;
 
-pub(crate) use place::orgs_of;
-
 use crate::exit_code::ExitCode;
 use crate::global::Global;
 
