@@ -12,9 +12,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
-use covey_bucket::Access;
 use covey_home::backend::{DirectoryStore, OpenStore};
-use covey_home::{Excludes, StoreIdentity};
+use covey_home::{Excludes, MasterKey};
 use covey_runner::sandbox::native::NativeBackend;
 use covey_runner::{Dial, DialFuture, LinkStream, Runner, RunnerConfig, StoreLink};
 
@@ -24,6 +23,7 @@ use covey_server::db::{Db, tokens};
 use covey_server::link::Trust;
 use covey_server::model::Model;
 use covey_server::model::scripted::{ScriptFile, ScriptedModel};
+use covey_server::store_link::LinkedStores;
 use covey_server::stores::Stores;
 use covey_server::{Homes, Server};
 use covey_types::{Fault, HomeId};
@@ -35,7 +35,7 @@ use crate::global::{CLIENT_FILE, ClientFile};
 use crate::store_identity;
 use crate::store_key;
 use crate::store_link;
-use crate::store_location::{OpenedStore, StoreLocation, make_private};
+use crate::store_location::{OpenedStore, StoreLocation};
 use crate::units::{self, Amount};
 
 /// Bytes in flight on the in-memory link, each way.
@@ -115,39 +115,23 @@ impl Layout {
         store_socket(&self.data_dir)
     }
 
-    /// The home store for a runner in a process of its own, which is given no key: a directory, or a way through the
-    /// server.
-    pub(crate) fn store_for_runner(&self) -> Result<Option<Arc<dyn OpenStore>>> {
+    /// The home store for a runner in a process of its own, and the key that opens it: a directory, or a way through the
+    /// server, which needs no key.
+    pub(crate) fn store_for_runner(&self) -> Result<(Option<Arc<dyn OpenStore>>, Option<MasterKey>)> {
         Ok(match self.store_location()? {
-            None => None,
-            Some(StoreLocation::Directory(path)) => Some(Arc::new(DirectoryStore(path))),
-            Some(StoreLocation::Bucket(place)) => {
-                if store_key::from_setting()?.is_some() {
-                    bail!(
-                        "{place} is encrypted, and a server cannot check sealed packs that others hand it: run server                          and runner as one, `covey up`"
-                    );
-                }
+            None => (None, None),
+            Some(StoreLocation::Directory(path)) => {
+                (Some(Arc::new(DirectoryStore(path))), store_key::from_setting()?)
+            }
+            Some(StoreLocation::Bucket(_)) => {
                 let cache_dir = self.runner_dir().join("store-cache");
-                Some(Arc::new(StoreLink::new(self.store_socket(), cache_dir)))
+                (Some(Arc::new(StoreLink::new(self.store_socket(), cache_dir))), None)
             }
         })
     }
 
     fn runner_socket(&self) -> PathBuf {
         self.data_dir.join("runner.sock")
-    }
-
-    /// The home store's directory, for what can only work on one; none when the store is turned off.
-    pub(crate) fn store_dir(&self) -> Result<Option<PathBuf>> {
-        match self.store_location()? {
-            None => Ok(None),
-            Some(StoreLocation::Directory(path)) => Ok(Some(path)),
-            Some(StoreLocation::Bucket(place)) => {
-                bail!(
-                    "the home store is {place}; so far this works only on a store in a directory: `covey store copy`"
-                )
-            }
-        }
     }
 
     /// Where the home store is, or none when it is turned off. `COVEY_BLOB_STORE` moves it.
@@ -161,18 +145,6 @@ impl Layout {
             None => Ok(Some(StoreLocation::Directory(self.data_dir.join("store")))),
             Some(url) => Ok(Some(StoreLocation::from_setting(url.trim()).context("COVEY_BLOB_STORE")?)),
         }
-    }
-
-    /// Opens the home store; a bucket is tried, so that a wrong key is said now and not at the first secure.
-    async fn open_store(&self) -> Result<Option<OpenedStore>> {
-        let Some(location) = self.store_location()? else { return Ok(None) };
-        if let StoreLocation::Directory(path) = &location {
-            // Clients of this machine put homes into it before any runner does.
-            make_private(path).context("the home store")?;
-        }
-        let data_dir = self.data_dir.clone();
-        let opening = tokio::task::spawn_blocking(move || location.open(&data_dir, Access::Write, true));
-        Ok(Some(opening.await.context("opening the home store")??))
     }
 }
 
@@ -235,11 +207,15 @@ impl RunningServer {
     ) -> Result<Self> {
         let mut config = Config { data_dir: layout.data_dir.clone(), listen, ..Config::default() };
         let model = choose_model(&mut config, model)?;
-        let store = layout.open_store().await?;
+        let location = layout.store_location()?;
         let db = Db::open(&config.database_path())?;
-        if let Some(StoreLocation::Directory(path)) = layout.store_location()? {
-            store_identity::check(&db, &path, accept_store).await?;
-        }
+        // Now, so that a wrong key of a bucket is said at the start and not at the first secure.
+        let store = match &location {
+            Some(location) => {
+                Some(store_identity::open(&db, location, &layout.data_dir, accept_store).await?)
+            }
+            None => None,
+        };
         let listener = TcpListener::bind(listen)
             .await
             .with_context(|| format!("cannot listen on {listen}; choose another address with --listen"))?;
@@ -263,7 +239,7 @@ impl RunningServer {
         let client = ClientFile {
             url: format!("http://{address}"),
             token,
-            store: layout.store_location()?,
+            store: location,
             org: Some(server.default_org().to_string()),
             excludes: setting("COVEY_HOME_EXCLUDES"),
         };
@@ -304,14 +280,14 @@ impl RunningServer {
     pub(crate) fn listen_for_store_links(&self, layout: &Layout) -> Result<()> {
         let Some(store @ OpenedStore::Bucket(_)) = &self.store else { return Ok(()) };
         let org = self.server.default_org().to_string();
-        // Whoever opens a store for the first time names it, and over a link nothing can be named.
-        StoreIdentity::establish(&*store.open(&org)?).context("the home store")?;
-        store_link::listen(&layout.store_socket(), Arc::new(store.clone()), org)
+        let stores = LinkedStores::new(Arc::new(store.clone()), store_key::from_setting()?);
+        store_link::listen(&layout.store_socket(), Arc::new(stores), org)
     }
 
-    /// The home store, for a runner in this process.
-    pub(crate) fn store(&self) -> Option<Arc<dyn OpenStore>> {
-        self.store.clone().map(|store| Arc::new(store) as Arc<dyn OpenStore>)
+    /// The home store and the key that opens it, for a runner in this process.
+    pub(crate) fn store(&self) -> Result<(Option<Arc<dyn OpenStore>>, Option<MasterKey>)> {
+        let store = self.store.clone().map(|store| Arc::new(store) as Arc<dyn OpenStore>);
+        Ok((store, store_key::from_setting()?))
     }
 
     /// A way for a runner in this process to reach the server.
@@ -393,10 +369,10 @@ fn write_client_file(layout: &Layout, client: &ClientFile) -> Result<()> {
     write().with_context(|| format!("cannot write {}", path.display()))
 }
 
-/// Runs a runner until `stop`.
+/// Runs a runner until `stop`, on a store and with the key that opens it.
 pub(crate) async fn run_runner(
     layout: &Layout,
-    store: Option<Arc<dyn OpenStore>>,
+    (store, store_key): (Option<Arc<dyn OpenStore>>, Option<MasterKey>),
     dial: Arc<dyn Dial>,
     stop: CancellationToken,
 ) -> Result<()> {
@@ -407,7 +383,7 @@ pub(crate) async fn run_runner(
     let mut config = RunnerConfig::new(layout.runner_dir(), None);
     config.store = store;
     config.excludes = excludes;
-    config.store_key = store_key::from_setting()?;
+    config.store_key = store_key;
     if let Some(limit) = setting("COVEY_WORKING_COPIES_MAX_BYTES") {
         config.copies_limit = limit.parse().with_context(|| {
             format!("COVEY_WORKING_COPIES_MAX_BYTES is `{limit}`; set it to a number of bytes")

@@ -33,12 +33,7 @@ pub(crate) fn from_setting() -> anyhow::Result<Option<MasterKey>> {
     file.map(|file| read(Path::new(&file)).context(SETTING)).transpose()
 }
 
-/// The store of `org` in a directory, with the key that the environment names.
-pub(crate) fn open(store: &Path, org: &str) -> anyhow::Result<PackStore> {
-    Ok(PackStore::open_directory_with(store, org, from_setting()?.as_ref())?)
-}
-
-/// The same on a backend that is open already.
+/// The store of `org` on a backend, with the key that the environment names.
 pub(crate) fn open_on(backend: Arc<dyn Backend>, org: &str) -> anyhow::Result<PackStore> {
     match from_setting()? {
         None => Ok(PackStore::open(backend)?),

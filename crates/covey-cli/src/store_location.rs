@@ -173,6 +173,19 @@ impl OpenedStore {
         Ok(orgs)
     }
 
+    /// The files of one org, if it has any; makes nothing. What a server has of another org is not told apart from none.
+    pub(crate) fn open_existing(&self, org: &str) -> anyhow::Result<Option<Arc<dyn Backend>>> {
+        Ok(match self {
+            Self::Directory(path) => DirectoryBackend::open_existing(path, org)?
+                .map(|backend| Arc::new(backend) as Arc<dyn Backend>),
+            Self::Bucket(bucket) => match bucket.orgs()?.iter().any(|known| known == org) {
+                true => Some(bucket.backend(org)?),
+                false => None,
+            },
+            Self::Linked { link, .. } => Some(link.open(org)?),
+        })
+    }
+
     /// A directory of this host for what belongs to the store and can be made anew: stat caches, mounts.
     pub(crate) fn local_dir(&self) -> anyhow::Result<&Path> {
         match self {

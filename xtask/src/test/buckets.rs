@@ -1,4 +1,5 @@
-//! The contract of backends on real servers that speak S3, alone and behind a proxy that breaks things.
+//! The contract of backends on real servers that speak S3, alone and behind a proxy that breaks things; and `covey`
+//! itself on them.
 
 use std::time::Duration;
 
@@ -20,7 +21,7 @@ pub(super) fn run(ground: &Ground<'_>) -> anyhow::Result<Outcome> {
         "--locked",
         "--workspace",
         "--features",
-        "covey-bucket/servers",
+        "covey-bucket/servers,covey-cli/servers",
         "--test",
         "buckets",
     ]);

@@ -1,7 +1,7 @@
 //! `covey backup`: database and blocks as one consistent state, while the server works.
 //!
-//! A backup directory holds `store/`, a store like any other that all backups in it share, and
-//! `backups/<name>/` with the copy of the database and a record of it for each. What stays true: a backup that has its
+//! A place of backups is a directory or a bucket: a store like any other that all backups in it share, and for each
+//! backup the copy of the database and a record of it. What stays true: a backup that has its
 //! name is whole; the database is copied first and then every block that the copy names, so it never names a block that
 //! is not there; what is there is not copied again. Described in `docs/operating/backup.md`.
 

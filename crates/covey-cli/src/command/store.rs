@@ -9,8 +9,6 @@ mod verify;
 
 use clap::Subcommand;
 
-pub(crate) use place::orgs_of;
-
 use crate::exit_code::ExitCode;
 use crate::global::Global;
 

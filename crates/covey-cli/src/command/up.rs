@@ -64,7 +64,7 @@ async fn serve(global: &Global, args: &UpArgs, parts: Parts) -> anyhow::Result<(
     match parts {
         Parts::Server => server.listen_for_runners(&layout)?,
         Parts::ServerAndRunner => {
-            let (dial, store) = (server.in_process_dial(), server.store());
+            let (dial, store) = (server.in_process_dial(), server.store()?);
             let (layout, stop) = (layout.clone(), stop.clone());
             runner.spawn(async move { host::run_runner(&layout, store, dial, stop).await });
         }

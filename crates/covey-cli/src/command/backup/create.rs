@@ -1,30 +1,27 @@
 //! `covey backup create`.
 
-use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::path::Path;
 use std::sync::atomic::AtomicBool;
 
-use anyhow::Context as _;
 use clap::Args;
-use covey_home::backend::DirectoryBackend;
-use covey_home::{
-    CarryError, CollectOptions, NoProgress, OrgKeys, Roots, StoreError, UploadReport, carry_states, claim,
-    collect,
-};
+use covey_bucket::Access;
+use covey_home::backend::OpenStore as _;
+use covey_home::{CarryError, OrgKeys, PointerError, UploadReport, carry_states, claim};
 use covey_server::db::{self, backup};
 use covey_types::{ByteCount, Fault, OrgId, RootHash};
 use serde_json::json;
 
-use super::place::{Backup, Backups, DATABASE, Record, by_org, hash_of};
+use super::place::{Backups, DATABASE, Record, by_org};
 use crate::exit_code::{ExitCode, Refusal};
 use crate::global::Global;
 use crate::host::Layout;
 use crate::output::{self, card};
 use crate::progress::Progress;
 use crate::store_key;
+use crate::store_location::{OpenedStore, StoreLocation};
 
-/// A garbage collection may take states away that the copy of the database names. Then a fresh copy is made; what was
-/// carried over is there already.
+/// A garbage collection may take states away that the copy of the database names, or blocks of the backups that only
+/// this one needs. Then a fresh copy is made; what was carried over is there already.
 const TRIES_MAX: usize = 4;
 /// Who names what is needed in a store of backups.
 const OWNER: &str = "the backups beside it";
@@ -32,8 +29,10 @@ const OWNER: &str = "the backups beside it";
 /// Options of `covey backup create`.
 #[derive(Debug, Args)]
 pub(crate) struct CreateArgs {
-    /// The directory of backups; made when it is missing. On another disk than the data directory.
-    dir: PathBuf,
+    /// Where backups are: a directory, on another disk than the data directory, or s3://BUCKET/PREFIX; made when it is
+    /// missing.
+    #[arg(value_name = "PLACE", value_parser = StoreLocation::parser())]
+    place: StoreLocation,
     /// Remove the oldest backups when there are more than this, and what only they need [default: keep all].
     #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(u32).range(1..))]
     keep: Option<u32>,
@@ -46,23 +45,31 @@ pub(super) fn run(global: &Global, args: &CreateArgs) -> anyhow::Result<ExitCode
         let text = format!("{} has no database; say where the server is with --data-dir", data_dir.display());
         return Err(Refusal::new(Fault::NotFound, text).into());
     }
-    let store_dir = Layout::at(data_dir).store_dir()?;
-    let backups = Backups::open_to_write(&args.dir)?;
-    let (made, carried) = create(&backups, &database, store_dir.as_deref())?;
+    let store = match Layout::at(data_dir.clone()).store_location()? {
+        // A bucket's key is needed here, as the server needs it.
+        Some(location) if location != args.place => Some(location.open(&data_dir, Access::Read, false)?),
+        Some(location) => {
+            let text = format!("{location} is the server's own store: a backup must lie elsewhere");
+            return Err(Refusal::new(Fault::Invalid, text).into());
+        }
+        None => None,
+    };
+    let backups = Backups::open_to_write(&args.place, &data_dir)?;
+    let (made, carried) = create(&backups, &database, store.as_ref())?;
     let removed = match args.keep {
-        Some(keep) => forget_old(&backups, keep as usize)?,
+        Some(keep) => backups.forget_old(keep as usize)?,
         None => 0,
     };
     let value = json!({
-        "name": made.record.name, "states": made.record.states, "database_bytes": made.record.database_bytes,
+        "name": made.name, "states": made.states, "database_bytes": made.database_bytes,
         "blocks_new": carried.blocks_new, "bytes_new": carried.bytes_new,
         "stored_bytes_new": carried.stored_bytes_new, "backups_removed": removed,
     });
     output::value(global.json, &value, |_| {
         card(&[
-            ("backup", made.record.name.clone()),
-            ("states", made.record.states.to_string()),
-            ("database", ByteCount(made.record.database_bytes).to_string()),
+            ("backup", made.name.clone()),
+            ("states", made.states.to_string()),
+            ("database", ByteCount(made.database_bytes).to_string()),
             ("new", format!("{} blocks, {}", carried.blocks_new, ByteCount(carried.bytes_new))),
         ])
     })?;
@@ -72,52 +79,53 @@ pub(super) fn run(global: &Global, args: &CreateArgs) -> anyhow::Result<ExitCode
 fn create(
     backups: &Backups,
     database: &Path,
-    store_dir: Option<&Path>,
-) -> anyhow::Result<(Backup, UploadReport)> {
-    let unfinished = backups.unfinished()?;
-    let copy = unfinished.join(DATABASE);
+    store: Option<&OpenedStore>,
+) -> anyhow::Result<(Record, UploadReport)> {
     let mut carried = UploadReport::default();
     for tried in 1.. {
-        // The database first: whatever it names was durable before it was named, so it can be carried over now.
-        backup::copy(database, &copy)?;
-        let created_at = db::now().to_string();
-        let states = backup::states(&copy)?;
-        match carry(backups, store_dir, &by_org(&states), &mut carried) {
-            Ok(()) => {
-                let (database_bytes, database_blake3) = hash_of(&copy)?;
-                let record = Record {
-                    format: String::new(),
-                    name: String::new(),
-                    created_at,
-                    covey_version: env!("CARGO_PKG_VERSION").to_owned(),
-                    database_bytes,
-                    database_blake3,
-                    states: states.len() as u64,
-                };
-                return Ok((backups.finish(&unfinished, record)?, carried));
-            }
-            Err(error) => {
-                let is_lost = matches!(error.downcast_ref(), Some(CarryError::Lost { .. }));
-                if !is_lost || tried == TRIES_MAX {
-                    return Err(error);
-                }
-                std::fs::remove_file(&copy)?;
-            }
+        match try_once(backups, database, store, &mut carried) {
+            Ok(record) => return Ok((record, carried)),
+            Err(error) if tried < TRIES_MAX && was_collected(&error) => {}
+            Err(error) => return Err(error),
         }
     }
     anyhow::bail!("no try was made")
 }
 
+/// Whether another try may succeed, because a collection came in between.
+fn was_collected(error: &anyhow::Error) -> bool {
+    matches!(error.downcast_ref(), Some(CarryError::Lost { .. }))
+        || matches!(error.downcast_ref(), Some(PointerError::Collected { .. }))
+}
+
+fn try_once(
+    backups: &Backups,
+    database: &Path,
+    store: Option<&OpenedStore>,
+    carried: &mut UploadReport,
+) -> anyhow::Result<Record> {
+    let unfinished = backups.begin()?;
+    let copy = unfinished.dir.join(DATABASE);
+    // The database first: whatever it names was durable before it was named, so it can be carried over now.
+    backup::copy(database, &copy)?;
+    let created_at = db::now().to_string();
+    let states = backup::states(&copy)?;
+    carry(backups, store, &by_org(&states), carried)?;
+    let record = Record::of(&copy, created_at, states.len() as u64)?;
+    backups.finish(&unfinished, &record)?;
+    Ok(record)
+}
+
 fn carry(
     backups: &Backups,
-    store_dir: Option<&Path>,
+    store: Option<&OpenedStore>,
     states: &std::collections::BTreeMap<OrgId, Vec<RootHash>>,
     carried: &mut UploadReport,
 ) -> anyhow::Result<()> {
     for (org, roots) in states {
         let org = org.to_string();
-        let from = match store_dir {
-            Some(dir) => DirectoryBackend::open_existing(dir, &org)?,
+        let from = match store {
+            Some(store) => store.open_existing(&org)?,
             None => None,
         };
         let Some(from) = from else {
@@ -125,10 +133,10 @@ fn carry(
                 format!("the database names {} states, and there is no store; is it mounted?", roots.len());
             return Err(Refusal::new(Fault::NotFound, text).into());
         };
+        let to = backups.store().open(&org)?;
         // Blocks keep their names only between stores that name them alike.
-        OrgKeys::share(&from, &DirectoryBackend::open(&backups.store_dir(), &org)?)?;
-        let from = store_key::open_on(Arc::new(from), &org)?;
-        let to = store_key::open(&backups.store_dir(), &org)?;
+        OrgKeys::share(&*from, &*to)?;
+        let (from, to) = (store_key::open_on(from, &org)?, store_key::open_on(to, &org)?);
         // Before anything is in it: a collection that is started by hand would ask pointers, and there are none.
         let who = claim(to.backend().as_ref(), OWNER)?;
         if who != OWNER {
@@ -143,39 +151,4 @@ fn carry(
         carried.stored_bytes_new += report.stored_bytes_new;
     }
     Ok(())
-}
-
-/// What the backups that stay need. Nobody publishes into a store of backups but who holds its lock.
-struct Needed(Vec<RootHash>);
-
-impl Roots for Needed {
-    fn roots(&self) -> Result<Vec<RootHash>, StoreError> {
-        Ok(self.0.clone())
-    }
-
-    fn raise_floor(&self, _epoch: u64) -> Result<(), StoreError> {
-        Ok(())
-    }
-}
-
-fn forget_old(backups: &Backups, keep: usize) -> anyhow::Result<usize> {
-    let all = backups.all()?;
-    let (old, kept) = all.split_at(all.len().saturating_sub(keep));
-    if old.is_empty() {
-        return Ok(0);
-    }
-    let mut states = Vec::new();
-    for backup in kept {
-        states.extend(backup.states()?);
-    }
-    for backup in old {
-        std::fs::remove_dir_all(&backup.dir).with_context(|| format!("{}", backup.dir.display()))?;
-    }
-    let needed = by_org(&states);
-    for org in crate::command::store::orgs_of(&backups.store_dir())? {
-        let roots = org.parse::<OrgId>().ok().and_then(|org| needed.get(&org)).cloned().unwrap_or_default();
-        let store = store_key::open(&backups.store_dir(), &org)?;
-        collect(&store, &Needed(roots), &CollectOptions::default(), &AtomicBool::new(false), &NoProgress)?;
-    }
-    Ok(old.len())
 }

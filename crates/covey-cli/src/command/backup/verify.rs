@@ -1,11 +1,8 @@
 //! `covey backup verify`.
 
-use std::path::PathBuf;
-use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use clap::Args;
-use covey_home::backend::DirectoryBackend;
 use covey_home::integrity::{NamedRoot, NamedRoots, StoreCheck, check_store};
 use covey_types::OrgId;
 use serde_json::json;
@@ -16,37 +13,42 @@ use crate::global::Global;
 use crate::output::{self, one_line};
 use crate::progress::Progress;
 use crate::store_key;
+use crate::store_location::StoreLocation;
 
 /// Options of `covey backup verify`.
 #[derive(Debug, Args)]
 pub(crate) struct VerifyArgs {
-    /// The directory of backups.
-    dir: PathBuf,
+    /// Where backups are: a directory or s3://BUCKET/PREFIX.
+    #[arg(value_name = "PLACE", value_parser = StoreLocation::parser())]
+    place: StoreLocation,
 }
 
 pub(super) fn run(global: &Global, args: &VerifyArgs) -> anyhow::Result<ExitCode> {
-    let backups = Backups::open(&args.dir)?;
+    let backups = Backups::open(&args.place, &global.data_dir()?)?;
     let all = backups.all()?;
     let mut problems = Vec::new();
     let mut roots: std::collections::BTreeMap<OrgId, NamedRoots> = std::collections::BTreeMap::new();
-    for backup in &all {
-        if let Err(error) = backup.check_database() {
-            problems.push(format!("{error:#}"));
-            continue;
-        }
-        for state in backup.states()? {
-            let home = format!("{} of backup {}", state.home, backup.record.name);
+    for record in &all {
+        let states = match backups.states(record) {
+            Ok(states) => states,
+            Err(error) => {
+                problems.push(format!("{error:#}"));
+                continue;
+            }
+        };
+        for state in states {
+            let home = format!("{} of backup {}", state.home, record.name);
             let named = NamedRoot { home, generation: state.generation, root: state.root };
             roots.entry(state.org).or_default().roots.push(named);
         }
     }
     let mut blocks = 0;
     for (org, roots) in &roots {
-        let Some(backend) = DirectoryBackend::open_existing(&backups.store_dir(), &org.to_string())? else {
+        let Some(backend) = backups.store().open_existing(&org.to_string())? else {
             problems.push(format!("the blocks of org {org} are not there"));
             continue;
         };
-        let store = store_key::open_on(Arc::new(backend), &org.to_string())?;
+        let store = store_key::open_on(backend, &org.to_string())?;
         let progress = Progress::start_counting("verifying", "blocks");
         let report = check_store(&StoreCheck {
             store: &store,
@@ -75,7 +77,7 @@ pub(super) fn run(global: &Global, args: &VerifyArgs) -> anyhow::Result<ExitCode
         }
     }
     if all.is_empty() {
-        problems.push(format!("{} has no finished backup", args.dir.display()));
+        problems.push(format!("{} has no finished backup", args.place));
     }
     let ok = problems.is_empty();
     let value = json!({ "ok": ok, "backups": all.len(), "blocks": blocks, "problems": problems });

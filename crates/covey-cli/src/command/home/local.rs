@@ -276,8 +276,28 @@ pub(crate) struct ServerStore {
 }
 
 impl ServerStore {
-    /// Where the client's server keeps homes, if that can be reached from this machine.
+    /// Where the client's server keeps homes, if that can be reached from this machine: a bucket through the server, as
+    /// long as it runs.
     pub(crate) fn of(global: &Global, client: &Client) -> anyhow::Result<Self> {
+        Self::open(global, client, |location, data_dir| {
+            let socket = crate::host::store_socket(data_dir);
+            match location {
+                StoreLocation::Bucket(_) if socket.exists() => OpenedStore::through_server(socket, data_dir),
+                _ => location.open(data_dir, Access::Write, false),
+            }
+        })
+    }
+
+    /// The same, never through the server, for what the server lets nobody else do; a bucket's key is needed.
+    pub(crate) fn beside_server(global: &Global, client: &Client) -> anyhow::Result<Self> {
+        Self::open(global, client, |location, data_dir| location.open(data_dir, Access::Write, false))
+    }
+
+    fn open(
+        global: &Global,
+        client: &Client,
+        way: impl FnOnce(&StoreLocation, &Path) -> anyhow::Result<OpenedStore>,
+    ) -> anyhow::Result<Self> {
         let server = client.server();
         let is_here = |location: &StoreLocation| match location {
             StoreLocation::Directory(path) => path.is_dir(),
@@ -285,14 +305,7 @@ impl ServerStore {
         };
         match (&server.store, &server.org) {
             (Some(location), Some(org)) if is_here(location) => {
-                let data_dir = global.data_dir()?;
-                let socket = crate::host::store_socket(&data_dir);
-                let opened = match location {
-                    StoreLocation::Bucket(_) if socket.exists() => {
-                        OpenedStore::through_server(socket, &data_dir)?
-                    }
-                    _ => location.open(&data_dir, Access::Write, false)?,
-                };
+                let opened = way(location, &global.data_dir()?)?;
                 let (location, org) = (location.clone(), org.clone());
                 Ok(Self { location, org, opened, excludes: server.excludes.clone() })
             }

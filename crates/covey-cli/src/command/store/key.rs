@@ -1,18 +1,21 @@
 //! `covey store key`: making a master key, and changing keys.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use anyhow::Context as _;
 use clap::{Args, Subcommand};
-use covey_home::backend::DirectoryBackend;
+use covey_bucket::Access;
+use covey_home::backend::Backend;
 use covey_home::{KeyringReport, MasterKey, OrgKeys};
-use covey_types::Fault;
 use serde_json::json;
 
-use crate::exit_code::{ExitCode, Refusal};
+use super::place::existing;
+use crate::exit_code::ExitCode;
 use crate::global::Global;
 use crate::output::{self, card};
 use crate::store_key::{self, StoreKey};
+use crate::store_location::StoreLocation;
 
 /// What to do with keys.
 #[derive(Debug, Subcommand)]
@@ -39,25 +42,20 @@ pub(crate) enum KeyCommand {
     },
 }
 
-/// Which org of which store directory.
+/// Which org of which store.
 #[derive(Debug, Args)]
 pub(crate) struct OrgPlace {
-    /// The store's directory.
-    #[arg(long, value_name = "DIR")]
-    store: PathBuf,
+    /// The store: a directory or s3://BUCKET/PREFIX.
+    #[arg(long, value_name = "PLACE", value_parser = StoreLocation::parser())]
+    store: StoreLocation,
     /// The org.
     #[arg(long)]
     org: String,
 }
 
 impl OrgPlace {
-    fn backend(&self) -> anyhow::Result<DirectoryBackend> {
-        let dir = self.store.join("orgs").join(&self.org);
-        if !dir.is_dir() {
-            let text = format!("{} has no org `{}`", self.store.display(), self.org);
-            return Err(Refusal::new(Fault::NotFound, text).into());
-        }
-        Ok(DirectoryBackend::open(&self.store, &self.org)?)
+    fn backend(&self, global: &Global, access: Access) -> anyhow::Result<Arc<dyn Backend>> {
+        existing(&self.store.open(&global.data_dir()?, access, false)?, &self.store, &self.org)
     }
 }
 
@@ -65,16 +63,16 @@ pub(super) fn run(global: &Global, command: &KeyCommand) -> anyhow::Result<ExitC
     match command {
         KeyCommand::Create { file } => create(global, file)?,
         KeyCommand::Show { place } => {
-            let report = OrgKeys::report(&place.backend()?)?;
+            let report = OrgKeys::report(&*place.backend(global, Access::Read)?)?;
             output::value(global.json, &json!({ "keyring": report }), |_| shown(report.as_ref()))?;
         }
         KeyCommand::Rotate { place, key, new_key_file } => {
             let master = key.read()?.context("say which master key opens the store: --key-file FILE")?;
-            let backend = place.backend()?;
+            let backend = place.backend(global, Access::Write)?;
             match new_key_file {
                 Some(file) => {
                     let new = store_key::read(file)?;
-                    OrgKeys::rewrap(&backend, &place.org, &master, &new)?;
+                    OrgKeys::rewrap(&*backend, &place.org, &master, &new)?;
                     output::value(global.json, &json!({ "master": new.id() }), |_| {
                         format!(
                             "master key {} opens the store now, and {} does not any more\n\
@@ -85,7 +83,7 @@ pub(super) fn run(global: &Global, command: &KeyCommand) -> anyhow::Result<ExitC
                     })?;
                 }
                 None => {
-                    let added = OrgKeys::rotate(&backend, &place.org, &master)?;
+                    let added = OrgKeys::rotate(&*backend, &place.org, &master)?;
                     output::value(global.json, &json!({ "key": added }), |_| {
                         format!(
                             "what is stored from now on is encrypted with key {added}\n\

@@ -1,8 +1,10 @@
-//! Which store: a directory, or the one of the server on this machine.
+//! Which store: a directory, a bucket, or the one of the server on this machine.
 
-use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use clap::Args;
+use covey_bucket::Access;
+use covey_home::backend::Backend;
 use covey_home::integrity::{NamedRoot, NamedRoots, RootNames};
 use covey_home::{PackStore, Pointers, StoreError};
 use covey_types::{Fault, Generation};
@@ -12,14 +14,15 @@ use crate::command::home::local::ServerStore;
 use crate::exit_code::Refusal;
 use crate::global::Global;
 use crate::store_key;
+use crate::store_location::{OpenedStore, StoreLocation};
 
 /// Which store.
 #[derive(Debug, Args)]
 pub(crate) struct StoreArgs {
-    /// The store's directory [default: that of the server on this machine].
-    #[arg(long, value_name = "DIR")]
-    store: Option<PathBuf>,
-    /// Only what belongs to this org [default: every org of the directory].
+    /// The store: a directory or s3://BUCKET/PREFIX [default: that of the server on this machine].
+    #[arg(long, value_name = "PLACE", value_parser = StoreLocation::parser())]
+    store: Option<StoreLocation>,
+    /// Only what belongs to this org [default: every org of the store].
     #[arg(long, requires = "store")]
     org: Option<String>,
 }
@@ -60,47 +63,55 @@ impl RootNames for Kept {
 }
 
 impl StoreArgs {
-    /// Opens what the arguments name.
-    pub(crate) async fn open(&self, global: &Global) -> anyhow::Result<Vec<OrgStore>> {
-        let Some(dir) = &self.store else {
+    /// Opens what the arguments name, for looking at it or for mending it.
+    pub(crate) async fn open(&self, global: &Global, access: Access) -> anyhow::Result<Vec<OrgStore>> {
+        let Some(location) = &self.store else {
             let client = Client::new(global)?;
-            let server = ServerStore::of(global, &client)?;
+            let server = match access {
+                Access::Read => ServerStore::of(global, &client)?,
+                // Its server lets nobody else replace a file.
+                Access::Write => ServerStore::beside_server(global, &client)?,
+            };
             let roots = Kept::Server(roots_of_server(&client).await?);
             let store = server.pack_store()?;
             return Ok(vec![OrgStore { org: server.org, store, roots }]);
         };
+        let opened = location.open(&global.data_dir()?, access, false)?;
         let orgs = match &self.org {
             Some(org) => vec![org.clone()],
-            None => orgs_of(dir)?,
+            None => orgs_of(&opened, location)?,
         };
         orgs.into_iter()
             .map(|org| {
-                let path = dir.join("orgs").join(&org);
-                if !path.is_dir() {
-                    let text = format!("{} has no org `{org}`", dir.display());
-                    return Err(Refusal::new(Fault::NotFound, text).into());
-                }
-                let store = store_key::open(dir, &org)?;
-                let roots = Kept::Pointers(Pointers::open(dir, &org)?);
-                Ok(OrgStore { org, store, roots })
+                let backend = existing(&opened, location, &org)?;
+                let store = store_key::open_on(Arc::clone(&backend), &org)?;
+                Ok(OrgStore { org, store, roots: Kept::Pointers(Pointers::on(backend)) })
             })
             .collect()
     }
 }
 
-/// The orgs in a store's directory; there must be one, so that an empty mount point is not taken for a good store.
-pub(crate) fn orgs_of(dir: &Path) -> anyhow::Result<Vec<String>> {
-    let mut orgs = Vec::new();
-    if let Ok(entries) = std::fs::read_dir(dir.join("orgs")) {
-        for entry in entries {
-            orgs.extend(entry?.file_name().into_string().ok());
-        }
-    }
+/// The files of an org that must be there.
+pub(super) fn existing(
+    opened: &OpenedStore,
+    location: &StoreLocation,
+    org: &str,
+) -> anyhow::Result<Arc<dyn Backend>> {
+    let absent = || Refusal::new(Fault::NotFound, format!("{location} has no org `{org}`")).into();
+    opened.open_existing(org)?.ok_or_else(absent)
+}
+
+/// The orgs in a store; there must be one, so that an empty mount point is not taken for a good store.
+fn orgs_of(opened: &OpenedStore, location: &StoreLocation) -> anyhow::Result<Vec<String>> {
+    let orgs = opened.orgs()?;
     if orgs.is_empty() {
-        let text = format!("{} is no store: it has no orgs; is its volume mounted?", dir.display());
+        let why = match location {
+            StoreLocation::Directory(_) => "is its volume mounted?",
+            StoreLocation::Bucket(_) => "are prefix and endpoint right?",
+        };
+        let text = format!("{location} is no store: it has no orgs; {why}");
         return Err(Refusal::new(Fault::NotFound, text).into());
     }
-    orgs.sort_unstable();
     Ok(orgs)
 }
 

@@ -5,6 +5,7 @@ use std::sync::atomic::AtomicBool;
 
 use anyhow::Context as _;
 use clap::Args;
+use covey_bucket::Access;
 use covey_home::Excludes;
 use covey_home::integrity::{RepairReport, RepairRequest, RepairSource, repair_store};
 use covey_types::{ByteCount, Fault};
@@ -17,15 +18,17 @@ use crate::global::Global;
 use crate::output::{self, card, one_line};
 use crate::progress::Progress;
 use crate::store_key;
+use crate::store_location::StoreLocation;
 
 /// Options of `covey store repair`.
 #[derive(Debug, Args)]
 pub(crate) struct RepairArgs {
     #[command(flatten)]
     place: StoreArgs,
-    /// Another store directory that may have the right bytes, such as a backup; may be given several times.
-    #[arg(long, value_name = "DIR")]
-    from: Vec<PathBuf>,
+    /// Another store that may have the right bytes, such as a backup: a directory or s3://BUCKET/PREFIX; may be given
+    /// several times.
+    #[arg(long, value_name = "PLACE", value_parser = StoreLocation::parser())]
+    from: Vec<StoreLocation>,
     /// A directory that may have them, such as a working copy or a home that was moved aside; may be given several
     /// times.
     #[arg(long, value_name = "DIR")]
@@ -33,23 +36,33 @@ pub(crate) struct RepairArgs {
 }
 
 pub(super) async fn run(global: &Global, args: &RepairArgs) -> anyhow::Result<ExitCode> {
-    for dir in args.from.iter().chain(&args.from_home) {
+    let directories = args.from.iter().filter_map(|place| match place {
+        StoreLocation::Directory(dir) => Some(dir),
+        StoreLocation::Bucket(_) => None,
+    });
+    for dir in directories.chain(&args.from_home) {
         if !dir.is_dir() {
             let text = format!("{} is not a directory", dir.display());
             return Err(Refusal::new(Fault::NotFound, text).into());
         }
     }
+    let data_dir = global.data_dir()?;
+    let mut from = Vec::new();
+    for place in &args.from {
+        let opened = place.open(&data_dir, Access::Read, false);
+        from.push((place, opened.with_context(|| format!("opening the store {place}"))?));
+    }
     let setting = std::env::var("COVEY_HOME_EXCLUDES").ok();
     let excludes = Excludes::from_setting(setting.as_deref());
     let mut reports = Vec::new();
-    for store in args.place.open(global).await? {
+    for store in args.place.open(global, Access::Write).await? {
         let mut others = Vec::new();
-        for dir in &args.from {
+        for (place, opened) in &from {
             // Opening makes what is missing: a store without the org has nothing to give.
-            if dir.join("orgs").join(&store.org).is_dir() {
-                let opened = store_key::open(dir, &store.org);
-                let opened = opened.with_context(|| format!("opening the store {}", dir.display()))?;
-                others.push((dir.display().to_string(), opened));
+            if let Some(backend) = opened.open_existing(&store.org)? {
+                let opened = store_key::open_on(backend, &store.org);
+                let opened = opened.with_context(|| format!("opening the store {place}"))?;
+                others.push((place.to_string(), opened));
             }
         }
         let stores = others.iter().map(|(name, store)| RepairSource::Store { name, store });

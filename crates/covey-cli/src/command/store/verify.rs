@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::sync::atomic::AtomicBool;
 
 use clap::Args;
+use covey_bucket::Access;
 use covey_home::integrity::{LostBlock, StoreCheck, StoreReport, check_store};
 use covey_types::ByteCount;
 use serde_json::{Value, json};
@@ -34,7 +35,7 @@ fn parse_percent(text: &str) -> Result<u8, String> {
 }
 
 pub(super) async fn run(global: &Global, args: &VerifyArgs) -> anyhow::Result<ExitCode> {
-    let stores = args.place.open(global).await?;
+    let stores = args.place.open(global, Access::Read).await?;
     let several = stores.len() > 1;
     let mut reports = Vec::new();
     for store in &stores {
