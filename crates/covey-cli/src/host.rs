@@ -20,7 +20,7 @@ use covey_runner::{Dial, DialFuture, LinkStream, Runner, RunnerConfig, StoreLink
 
 use covey_server::collect::CollectConfig;
 use covey_server::config::Config;
-use covey_server::db::{Db, tokens};
+use covey_server::db::Db;
 use covey_server::link::Trust;
 use covey_server::model::Model;
 use covey_server::model::scripted::{ScriptFile, ScriptedModel};
@@ -365,15 +365,13 @@ async fn local_token(layout: &Layout, server: &Server) -> Result<String> {
         && let Ok(known) = serde_json::from_str::<ClientFile>(&text)
     {
         let secret = known.token.clone();
-        let verified =
-            server.db().read("verify local token", move |read| tokens::verify(read, &secret)).await?;
+        let verified = server.db().verify_token(&secret).await?;
         if verified.is_some() {
             return Ok(known.token);
         }
     }
     let org = server.default_org();
-    let (_, secret) =
-        server.db().write("make local token", move |tx| tokens::create(tx, org, LOCAL_TOKEN)).await?;
+    let (_, secret) = server.db().create_token(org, LOCAL_TOKEN).await?;
     Ok(secret)
 }
 

@@ -9,7 +9,7 @@ use std::path::Path;
 use anyhow::Context as _;
 use covey_home::StoreIdentity;
 use covey_home::backend::{Backend as _, DirectoryBackend, Key};
-use covey_server::db::{Db, orgs, stores};
+use covey_server::db::Db;
 use covey_types::Fault;
 
 use crate::exit_code::Refusal;
@@ -39,8 +39,8 @@ fn judge(known: Option<&str>, snapshots: u64, found: Option<&str>, has_packs: bo
 /// Refuses unless the store in `store_dir` is the one that the database knows; notes it at the first use.
 /// `accept`: take whatever is there from now on.
 pub(crate) async fn check(db: &Db, store_dir: &Path, accept: bool) -> anyhow::Result<()> {
-    db.write("make the default org", orgs::ensure_default).await?;
-    for known in db.read("read stores", stores::all).await? {
+    db.ensure_default_org().await?;
+    for known in db.org_stores().await? {
         let org = known.org.to_string();
         let existing = DirectoryBackend::open_existing(store_dir, &org)?;
         let (found, has_packs) = match &existing {
@@ -66,7 +66,7 @@ pub(crate) async fn check(db: &Db, store_dir: &Path, accept: bool) -> anyhow::Re
         };
         let identity = StoreIdentity::establish(&backend)?.to_string();
         if known.identity.as_ref() != Some(&identity) {
-            db.write("note store", move |tx| stores::note(tx, known.org, &identity)).await?;
+            db.note_store(known.org, &identity).await?;
         }
     }
     Ok(())

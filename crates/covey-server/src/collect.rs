@@ -19,7 +19,7 @@ use serde::Serialize;
 use tokio::runtime::Handle;
 use tokio_util::sync::CancellationToken;
 
-use crate::db::{self, Db, DbError, orgs, retention};
+use crate::db::{self, Db, DbError};
 use crate::stores::Stores;
 
 /// How often it is looked whether a collection is due.
@@ -124,8 +124,8 @@ impl Collector {
         let under_way = self.begin(request.org)?;
         let (org, dry_run) = (request.org, request.dry_run);
         let snapshots_forgotten = match dry_run {
-            true => self.db.read("snapshots to forget", move |read| forgettable(read, org)).await?,
-            false => self.db.write("forget snapshots", move |tx| forget(tx, org)).await?,
+            true => self.db.forgettable_snapshots(org, db::now()).await?,
+            false => self.db.forget_snapshots(org).await?,
         };
         let (db, stores) = (self.db.clone(), self.stores.clone());
         let work = tokio::task::spawn_blocking(move || {
@@ -138,7 +138,7 @@ impl Collector {
         if !dry_run {
             let report =
                 serde_json::to_string(&collected).map_err(|error| DbError::Invalid(error.to_string()))?;
-            self.db.write("collected", move |tx| orgs::note_collected(tx, org, &report)).await?;
+            self.db.note_collected(org, &report).await?;
         }
         Ok(collected)
     }
@@ -155,7 +155,7 @@ impl Collector {
                 () = tokio::time::sleep(LOOK_EVERY.min(config.interval)) => {}
             }
             let interval = config.interval;
-            let due = self.db.read("collections due", move |read| orgs::due(read, db::now(), interval)).await;
+            let due = self.db.orgs_to_collect(db::now(), interval).await;
             let due = due.unwrap_or_else(|error| {
                 tracing::warn!(%error, "cannot tell which collections are due");
                 Vec::new()
@@ -227,20 +227,6 @@ impl Drop for UnderWay {
     }
 }
 
-fn forget(tx: &db::Tx<'_>, org: OrgId) -> Result<u64, DbError> {
-    let homes = retention::homes_of(tx, org)?;
-    homes.into_iter().map(|home| retention::forget(tx, org, home)).sum()
-}
-
-fn forgettable(read: &db::Read<'_>, org: OrgId) -> Result<u64, DbError> {
-    let mut count = 0;
-    for home in retention::homes_of(read, org)? {
-        let kept = retention::kept(read, org, home, db::now())?.len() as u64;
-        count += db::snapshots::count(read, org, home)?.saturating_sub(kept);
-    }
-    Ok(count)
-}
-
 fn collect(db: Db, stores: &Stores, request: &CollectRequest) -> Result<CollectReport, CollectorError> {
     let store = stores.of(request.org)?;
     let roots = DbRoots {
@@ -300,10 +286,10 @@ impl DbRoots {
 impl Roots for DbRoots {
     fn roots(&self) -> Result<Vec<RootHash>, StoreError> {
         let (org, only_kept) = (self.org, self.only_kept);
-        let named = self.runtime.block_on(self.db.read("roots", move |read| match only_kept {
-            true => retention::kept_roots(read, org, db::now()),
-            false => retention::roots(read, org, None, None),
-        }));
+        let named = self.runtime.block_on(match only_kept {
+            true => self.db.kept_roots(org, db::now()),
+            false => self.db.snapshot_roots(org, None, None),
+        });
         let mut roots = named.map_err(|error| Self::failed("read which snapshots there are", &error))?;
         roots.extend(self.beside.roots()?);
         Ok(roots)
@@ -311,7 +297,7 @@ impl Roots for DbRoots {
 
     fn raise_floor(&self, epoch: u64) -> Result<(), StoreError> {
         let org = self.org;
-        let raised = self.db.write("raise floor", move |tx| orgs::raise_collect_floor(tx, org, epoch));
+        let raised = self.db.raise_collect_floor(org, epoch);
         self.runtime.block_on(raised).map_err(|error| Self::failed("raise the floor", &error))?;
         self.beside.raise_floor(epoch)
     }

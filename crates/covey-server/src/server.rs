@@ -13,7 +13,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::collect::CollectConfig;
-use crate::db::{Db, DbError, homes, orgs, runners};
+use crate::db::{Db, DbError};
 use crate::drive::{self, Context, Live};
 use crate::http::Api;
 use crate::link::{self, Links, Trust};
@@ -40,7 +40,7 @@ pub struct Homes {
 /// Says in every store that this database names what is needed in it, before anything is: a collection that is
 /// started beside the server would take all of it for garbage.
 async fn claim_stores(db: &Db, stores: &Stores) -> Result<(), StartError> {
-    for org in db.read("orgs", orgs::all).await? {
+    for org in db.all_orgs().await? {
         let claimed = stores.with(org, |store| covey_home::claim(store.backend().as_ref(), SERVED)).await;
         // A store that cannot be reached now must not keep the server from starting: work goes on without it.
         if let Err(error) = claimed.and_then(|claimed| claimed.map_err(StoresError::from)) {
@@ -70,14 +70,7 @@ impl Server {
     /// # Errors
     /// When the database fails.
     pub async fn start(db: Db, model: Arc<dyn Model>, homes: Option<Homes>) -> Result<Self, StartError> {
-        let org = db
-            .write("take over", |tx| {
-                // The lock beside the database says that no other server lives, so neither do its drivers.
-                homes::release_all(tx)?;
-                runners::all_disconnected(tx)?;
-                orgs::ensure_default(tx)
-            })
-            .await?;
+        let org = db.take_over().await?;
         let stop = CancellationToken::new();
         let context = Context::new(db.clone(), model, Links::new(db.clone()));
         let tasks = TaskTracker::new();
@@ -137,7 +130,7 @@ impl Server {
     /// # Errors
     /// When the database fails or has no such home.
     pub async fn secure_home(&self, org: OrgId, home: HomeId) -> Result<bool, DbError> {
-        let row = self.context.db.read("read home", move |read| homes::get(read, org, home)).await?;
+        let row = self.context.db.home(org, home).await?;
         let secure = ServerToRunner::SecureHome { home, token: row.lease_token };
         Ok(self.context.links.holder(org, home).is_some_and(|outbox| outbox.send(secure).is_ok()))
     }
@@ -148,7 +141,7 @@ impl Server {
     /// # Errors
     /// When the database fails or has no such home.
     pub async fn stop_sandbox(&self, org: OrgId, home: HomeId) -> Result<bool, DbError> {
-        let row = self.context.db.read("read home", move |read| homes::get(read, org, home)).await?;
+        let row = self.context.db.home(org, home).await?;
         let stop = ServerToRunner::StopSandbox { home, token: row.lease_token };
         Ok(self.context.links.holder(org, home).is_some_and(|outbox| outbox.send(stop).is_ok()))
     }

@@ -13,10 +13,10 @@ use covey_home::{
     verify,
 };
 use covey_server::collect::{CollectRequest, Collected, Collector};
+use covey_server::db::Db;
 use covey_server::db::homes::Claim;
 use covey_server::db::sessions::NewSession;
 use covey_server::db::snapshots::{Publish, Published};
-use covey_server::db::{Db, agents, environments, homes, orgs, sessions, snapshots};
 use covey_server::stores::Stores;
 use covey_types::{
     AgentId, FencingToken, Generation, HomeId, OrgId, RootHash, RunnerId, SessionId, SnapshotKind,
@@ -45,7 +45,7 @@ impl World {
     async fn new() -> Self {
         let dir = tempfile::tempdir().unwrap();
         let db = Db::open(&dir.path().join("covey.db")).unwrap();
-        let org = db.write("org", orgs::ensure_default).await.unwrap();
+        let org = db.ensure_default_org().await.unwrap();
         let stores = Stores::in_directory(dir.path().join("store"), None);
         let collector = Collector::new(db.clone(), stores.clone());
         Self { dir, db, org, stores, collector }
@@ -53,28 +53,20 @@ impl World {
 
     async fn worker(&self, name: &'static str) -> Worker {
         let org = self.org;
-        let (agent, session, token) = self
-            .db
-            .write("worker", move |tx| {
-                let agent = agents::insert(tx, org, name, &json!({"model": "m"}))?;
-                let new = NewSession {
-                    agent: agent.id,
-                    agent_version: None,
-                    agent_snapshot: None,
-                    environment: environments::insert(tx, org, name, &json!({}))?.id,
-                    title: None,
-                    metadata: json!({}),
-                    extra: json!({}),
-                };
-                let session = sessions::insert(tx, org, &new)?.id;
-                let runner = RunnerId::from_uuid(Uuid::nil());
-                let Claim::Granted(token) = homes::claim(tx, org, agent.home, session, runner)? else {
-                    panic!("a new home is held");
-                };
-                Ok((agent, session, token))
-            })
-            .await
-            .unwrap();
+        let agent = self.db.create_agent(org, name, &json!({"model": "m"})).await.unwrap();
+        let new = NewSession {
+            agent: agent.id,
+            agent_version: None,
+            agent_snapshot: None,
+            environment: self.db.create_environment(org, name, &json!({})).await.unwrap().id,
+            title: None,
+            metadata: json!({}),
+            extra: json!({}),
+        };
+        let session = self.db.create_session(org, &new, vec![]).await.unwrap().id;
+        let runner = RunnerId::from_uuid(Uuid::nil());
+        let claimed = self.db.claim_home(org, agent.home, session, runner).await.unwrap();
+        let Claim::Granted(token) = claimed else { panic!("a new home is held") };
         let dir = self.dir.path().join(name);
         fs::create_dir(&dir).unwrap();
         Worker { agent: agent.id, home: agent.home, session, token, dir }
@@ -102,7 +94,7 @@ impl World {
 
     async fn offer(&self, worker: &Worker, report: &SecureReport) -> Published {
         let (org, home) = (self.org, worker.home);
-        let row = self.db.read("home", move |read| homes::get(read, org, home)).await.unwrap();
+        let row = self.db.home(org, home).await.unwrap();
         let offer = Publish {
             token: worker.token,
             base: row.generation,
@@ -113,7 +105,7 @@ impl World {
             bytes: report.bytes,
             epoch: report.epoch,
         };
-        self.db.write("publish", move |tx| snapshots::publish(tx, org, home, &offer)).await.unwrap()
+        self.db.publish(home, &offer).await.unwrap()
     }
 
     async fn publish(&self, worker: &Worker) -> RootHash {
@@ -203,11 +195,10 @@ async fn what_an_agent_had_goes_with_it_and_what_others_need_stays() {
     let second = world.publish(&two).await;
     assert_eq!(world.collect().await.packs.packs_removed, 0, "everything is needed");
     let (org, agent, home, session) = (world.org, one.agent, one.home, one.session);
-    let busy =
-        world.db.write("delete", move |tx| agents::delete(tx, org, agent)).await.unwrap_err().to_string();
+    let busy = world.db.delete_agent(org, agent).await.unwrap_err().to_string();
     assert!(busy.contains("at work"), "{busy}");
-    world.db.write("release", move |tx| homes::release(tx, org, home, session)).await.unwrap();
-    let deleted = world.db.write("delete", move |tx| agents::delete(tx, org, agent)).await.unwrap();
+    world.db.release_home(org, home, session).await.unwrap();
+    let deleted = world.db.delete_agent(org, agent).await.unwrap();
     assert_eq!((deleted.sessions, deleted.snapshots), (1, 1));
     let done = world.collect().await;
     let freed = done.packs.freed_bytes;
@@ -216,7 +207,7 @@ async fn what_an_agent_had_goes_with_it_and_what_others_need_stays() {
     let store = world.store();
     assert!(!verify(&store, &first).unwrap().problems.is_empty(), "what nobody names is gone");
     assert_eq!(world.collect().await.packs.freed_bytes, 0, "there is nothing left to do");
-    let last = world.db.read("last", move |read| orgs::last_collection(read, org)).await.unwrap().unwrap();
+    let last = world.db.last_collection(org).await.unwrap().unwrap();
     assert_eq!(last.report["freed_bytes"], 0);
 }
 
@@ -235,14 +226,14 @@ async fn a_publish_that_races_a_collection_is_refused_and_comes_again_with_nothi
     let report = world.secure(&worker, &store);
     // The rules keep the current one only; the collection comes between the upload and its publish.
     let (org, session) = (world.org, worker.session);
-    world.db.write("archive", move |tx| sessions::archive(tx, org, session)).await.unwrap();
+    world.db.archive_session(org, session).await.unwrap();
     let done = world.collect().await;
     assert_eq!(done.snapshots_forgotten, 1);
     assert!(done.packs.packs_removed > 0, "{done:?}");
     assert!(!verify(&world.store(), &first).unwrap().problems.is_empty());
     let refused = world.offer(&worker, &report).await;
     assert_eq!(refused, Published::Collected { floor: 1 });
-    let row = world.db.read("home", move |read| homes::get(read, org, worker.home)).await.unwrap();
+    let row = world.db.home(org, worker.home).await.unwrap();
     assert_eq!((row.generation, row.root), (Generation(2), Some(second)));
     // With the same open store and stat cache, as the runner has them.
     let again = world.secure(&worker, &store);

@@ -7,7 +7,7 @@ use anyhow::Context as _;
 use clap::Subcommand;
 use covey_home::backend::DirectoryBackend;
 use covey_home::{PackStore, destroy};
-use covey_server::db::{Db, orgs};
+use covey_server::db::Db;
 use covey_types::{ByteCount, Fault, OrgId};
 use serde_json::json;
 
@@ -34,13 +34,10 @@ pub(crate) async fn run(global: &Global, command: &OrgCommand) -> anyhow::Result
     let layout = Layout::existing(global.data_dir()?)?;
     // The lock beside the database says that no server works with it.
     let db = Db::open(&layout.database())?;
-    let wanted = org.clone();
-    let found = db
-        .read("find org", move |read| match wanted.parse::<OrgId>() {
-            Ok(id) => Ok(Some(id)),
-            Err(_) => orgs::by_name(read, &wanted),
-        })
-        .await?;
+    let found = match org.parse::<OrgId>() {
+        Ok(id) => Some(id),
+        Err(_) => db.org_by_name(org).await?,
+    };
     let text = format!("no org has the id or name `{}`", output::one_line(org));
     let id = found.ok_or_else(|| Refusal::new(Fault::NotFound, text))?;
     if !yes {
@@ -51,7 +48,7 @@ pub(crate) async fn run(global: &Global, command: &OrgCommand) -> anyhow::Result
     }
     // Rows first: without them the blocks are garbage, the other way round homes would have holes. What a crash leaves
     // between the two goes when this is run again.
-    let rows = db.write("delete org", move |tx| orgs::delete(tx, id)).await?;
+    let rows = db.delete_org(id).await?;
     let mut freed = 0;
     let mut packs = 0;
     if let Some(store) = layout.store_dir()?.filter(|store| store.is_dir()) {
