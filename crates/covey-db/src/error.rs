@@ -107,6 +107,9 @@ pub enum DbError {
     /// SQLite refused; the whole transaction is undone.
     #[error("the database refused")]
     Sqlite(#[source] rusqlite::Error),
+    /// PostgreSQL refused, or the connection was lost before the commit; the whole transaction is undone.
+    #[error("the database refused")]
+    Postgres(#[source] tokio_postgres::Error),
     /// The connection was lost during the commit, and the database could not be asked in time what became of it. Read
     /// before doing it again.
     #[error(
@@ -151,6 +154,7 @@ impl DbError {
             | Self::Refused { .. } => Fault::Denied,
             Self::Corrupt { .. } => Fault::Corrupt,
             Self::Sqlite(_)
+            | Self::Postgres(_)
             | Self::OutcomeUnknown(_)
             | Self::Busy { .. }
             | Self::Unreachable { .. }

@@ -6,11 +6,12 @@
 //! before. What does not belong here: deciding what to append.
 //!
 //! One file per noun here holds the words, the part of the trait and the decisions that both databases share;
-//! `sqlite/` and `postgres/` hold the statements, file by file beside each other (`docs/adr/0019-one-store-two-databases.md`).
+//! `sqlite/` and `postgres/` hold the statements, file by file beside each other (`docs/adr/0020-one-store-two-databases.md`).
 
 #![forbid(unsafe_code)]
 
 pub mod agents;
+mod database_url;
 mod db;
 pub mod environments;
 mod error;
@@ -19,6 +20,7 @@ pub mod homes;
 pub mod journal;
 pub mod orgs;
 mod page;
+pub mod postgres;
 pub mod retention;
 pub mod rules;
 pub mod runners;
@@ -32,11 +34,12 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use covey_types::Timestamp;
 
-pub use db::{Db, Store};
+pub use database_url::DatabaseUrl;
+pub use db::{Db, Migrated, Store, migrate};
 pub use error::{DbError, Result};
 pub use feed::{Feed, Follower};
 pub use page::{Order, PAGE_ROWS_MAX, Page};
-pub use sqlite::{READERS_MAX, WRITE_BATCH_MAX, WRITE_QUEUE_MAX, backup};
+pub use sqlite::{DataLock, READERS_MAX, WRITE_BATCH_MAX, WRITE_QUEUE_MAX, backup};
 
 /// The server's clock.
 pub fn now() -> Timestamp {

@@ -36,7 +36,9 @@ use rusqlite::{Connection, OpenFlags};
 use tokio::sync::{Semaphore, mpsc, oneshot};
 use uuid::Uuid;
 
-use crate::{DbError, Feed, Order, PAGE_ROWS_MAX, Page, Result, Store, now, parsed, parsed_json, to_json};
+use crate::{
+    DbError, Feed, Migrated, Order, PAGE_ROWS_MAX, Page, Result, Store, now, parsed, parsed_json, to_json,
+};
 
 pub use writer::{WRITE_BATCH_MAX, WRITE_QUEUE_MAX};
 
@@ -112,8 +114,8 @@ struct Shared {
     readers: Mutex<Vec<Connection>>,
     permits: Semaphore,
     feed: Feed,
-    // Held for as long as the database is open; the kernel releases it when the process dies.
-    _lock: File,
+    // Held for as long as the database is open.
+    _lock: DataLock,
 }
 
 impl Sqlite {
@@ -127,7 +129,7 @@ impl Sqlite {
             path: path.to_owned(),
             source,
         };
-        let lock = lock_beside(path)?;
+        let lock = DataLock::beside(path)?;
         create_private(path).map_err(|e| open_error(e.into()))?;
         let mut conn = Connection::open(path).map_err(|e| open_error(e.into()))?;
         schema::configure(&conn).map_err(|e| open_error(e.into()))?;
@@ -142,6 +144,19 @@ impl Sqlite {
             _lock: lock,
         };
         Ok(Self { jobs, shared: Arc::new(shared) })
+    }
+
+    /// Brings the file to the schema that this Covey knows, if it is older.
+    pub(crate) fn migrate(path: &Path) -> Result<Migrated> {
+        let _lock = DataLock::beside(path)?;
+        let open_error =
+            |source: rusqlite::Error| DbError::Open { path: path.to_owned(), source: source.into() };
+        create_private(path).map_err(|e| DbError::Open { path: path.to_owned(), source: e.into() })?;
+        let mut conn = Connection::open(path).map_err(open_error)?;
+        schema::configure(&conn).map_err(open_error)?;
+        let from = schema::check_known(&conn, path)?;
+        schema::migrate(&mut conn, path)?;
+        Ok(Migrated { from, to: schema::check_known(&conn, path)? })
     }
 
     /// Runs `work` in its own savepoint and returns after the commit that contains it. When `work` fails, only
@@ -218,18 +233,30 @@ fn create_private(path: &Path) -> std::io::Result<()> {
     File::options().create(true).truncate(false).write(true).mode(0o600).open(path).map(drop)
 }
 
-fn lock_beside(path: &Path) -> Result<File> {
-    let mut name = path.as_os_str().to_owned();
-    name.push(".lock");
-    let lock_path = PathBuf::from(name);
-    let open_error =
-        |source: std::io::Error| DbError::Open { path: lock_path.clone(), source: Box::new(source) };
-    let file =
-        File::options().create(true).truncate(false).write(true).open(&lock_path).map_err(open_error)?;
-    match file.try_lock() {
-        Ok(()) => Ok(file),
-        Err(TryLockError::WouldBlock) => Err(DbError::Locked { path: lock_path }),
-        Err(TryLockError::Error(e)) => Err(open_error(e)),
+/// The right of one process to work in a data directory; the kernel gives it back when the process dies.
+#[derive(Debug)]
+pub struct DataLock {
+    _file: File,
+}
+
+impl DataLock {
+    /// Locks the file beside the database at `path` (`<path>.lock`), whether there is one or not.
+    ///
+    /// # Errors
+    /// [`DbError::Locked`] when another process has it.
+    pub fn beside(path: &Path) -> Result<Self> {
+        let mut name = path.as_os_str().to_owned();
+        name.push(".lock");
+        let lock_path = PathBuf::from(name);
+        let open_error =
+            |source: std::io::Error| DbError::Open { path: lock_path.clone(), source: Box::new(source) };
+        let file =
+            File::options().create(true).truncate(false).write(true).open(&lock_path).map_err(open_error)?;
+        match file.try_lock() {
+            Ok(()) => Ok(Self { _file: file }),
+            Err(TryLockError::WouldBlock) => Err(DbError::Locked { path: lock_path }),
+            Err(TryLockError::Error(e)) => Err(open_error(e)),
+        }
     }
 }
 

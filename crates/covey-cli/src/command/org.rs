@@ -7,10 +7,10 @@ use anyhow::Context as _;
 use clap::Subcommand;
 use covey_home::backend::DirectoryBackend;
 use covey_home::{PackStore, destroy};
-use covey_server::db::Db;
 use covey_types::{ByteCount, Fault, OrgId};
 use serde_json::json;
 
+use crate::database::DatabaseArgs;
 use crate::exit_code::{ExitCode, Refusal};
 use crate::global::Global;
 use crate::host::{Layout, remove};
@@ -26,14 +26,16 @@ pub(crate) enum OrgCommand {
         /// Do it without being asked again.
         #[arg(long)]
         yes: bool,
+        #[command(flatten)]
+        database: DatabaseArgs,
     },
 }
 
 pub(crate) async fn run(global: &Global, command: &OrgCommand) -> anyhow::Result<ExitCode> {
-    let OrgCommand::Delete { org, yes } = command;
-    let layout = Layout::existing(global.data_dir()?)?;
-    // The lock beside the database says that no server works with it.
-    let db = Db::open(&layout.database())?;
+    let OrgCommand::Delete { org, yes, database } = command;
+    let layout = Layout::at(global.data_dir()?);
+    // A lock says that no server works with it.
+    let db = database.open_alone(&layout).await?;
     let found = match org.parse::<OrgId>() {
         Ok(id) => Some(id),
         Err(_) => db.org_by_name(org).await?,

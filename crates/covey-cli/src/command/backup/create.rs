@@ -10,13 +10,14 @@ use covey_home::backend::DirectoryBackend;
 use covey_home::{
     CarryError, CollectOptions, NoProgress, OrgKeys, Roots, StoreError, UploadReport, carry_states, collect,
 };
-use covey_server::db::{self, backup};
+use covey_server::db::{self, DatabaseUrl, backup};
 use covey_types::{ByteCount, Fault, OrgId, RootHash};
 use serde_json::json;
 
 use super::place::{Backup, Backups, DATABASE, Record, by_org, hash_of};
+use crate::database::{DatabaseArgs, must_be_there};
 use crate::exit_code::{ExitCode, Refusal};
-use crate::global::Global;
+use crate::global::{ClientFile, Global};
 use crate::host::Layout;
 use crate::output::{self, card};
 use crate::progress::Progress;
@@ -34,16 +35,31 @@ pub(crate) struct CreateArgs {
     /// Remove the oldest backups when there are more than this, and what only they need [default: keep all].
     #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(u32).range(1..))]
     keep: Option<u32>,
+    #[command(flatten)]
+    database: DatabaseArgs,
+}
+
+/// Why there is no backup of a database server, and what to do instead.
+fn not_a_file(database: &str) -> Refusal {
+    let text = format!(
+        "the server's state is in {database}, and `covey backup` copies SQLite only so far; copy it with \
+         `pg_dump --format=custom`, and then the store with `covey store copy` (docs/operating/postgresql.md)"
+    );
+    Refusal::new(Fault::Invalid, text)
 }
 
 pub(super) fn run(global: &Global, args: &CreateArgs) -> anyhow::Result<ExitCode> {
-    let data_dir = global.data_dir()?;
-    let database = data_dir.join("covey.db");
-    if !database.is_file() {
-        let text = format!("{} has no database; say where the server is with --data-dir", data_dir.display());
-        return Err(Refusal::new(Fault::NotFound, text).into());
+    let layout = Layout::at(global.data_dir()?);
+    let database = match args.database.url(&layout)? {
+        DatabaseUrl::Postgres(location) => return Err(not_a_file(&location.to_string()).into()),
+        DatabaseUrl::Sqlite(path) => path,
+    };
+    // A server of this directory that keeps its state elsewhere may have left an old file here.
+    if let Ok(ClientFile { database: Some(elsewhere), .. }) = global.client_file() {
+        return Err(not_a_file(&elsewhere).into());
     }
-    let store_dir = Layout::at(data_dir).store_dir()?;
+    must_be_there(&database)?;
+    let store_dir = layout.store_dir()?;
     let backups = Backups::open_to_write(&args.dir)?;
     let (made, carried) = create(&backups, &database, store_dir.as_deref())?;
     let removed = match args.keep {
