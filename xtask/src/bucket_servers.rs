@@ -11,11 +11,10 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, bail};
 use serde_json::{Value, json};
 
-use crate::process;
+use crate::{process, python};
 
 /// Which versions; the environment is made anew when the file changes.
 const REQUIREMENTS: &str = "tests/buckets/requirements.txt";
-const INSTALL_LIMIT: Duration = Duration::from_secs(15 * 60);
 /// SeaweedFS elects a leader among one, which takes some seconds.
 const START_LIMIT: Duration = Duration::from_secs(120);
 const STOP_LIMIT: Duration = Duration::from_secs(20);
@@ -55,7 +54,7 @@ pub(crate) enum Wanted {
 impl BucketServers {
     /// Installs what is missing below `tools`, starts the servers and waits until they answer.
     pub(crate) fn start(root: &Path, tools: &Path, wanted: Wanted) -> anyhow::Result<Self> {
-        let place = install(root, tools)?;
+        let place = python::environment(root, tools, "buckets", REQUIREMENTS)?;
         let data = tempfile::Builder::new().prefix("covey-buckets-").tempdir()?;
         let mut servers = Self { running: Vec::new(), second_ports: Vec::new(), data };
         servers.seaweedfs(&place)?;
@@ -215,27 +214,6 @@ impl Drop for BucketServers {
             }
         }
     }
-}
-
-/// Makes the environment; returns where it is.
-fn install(root: &Path, tools: &Path) -> anyhow::Result<PathBuf> {
-    let requirements = root.join(REQUIREMENTS);
-    let place = tools.join("buckets");
-    let wanted = fs::read_to_string(&requirements).with_context(|| format!("{}", requirements.display()))?;
-    let mark = place.join("made-from");
-    if fs::read_to_string(&mark).is_ok_and(|made| made == wanted) {
-        return Ok(place);
-    }
-    if place.exists() {
-        fs::remove_dir_all(&place)?;
-    }
-    let made = process::run(Command::new("python3").args(["-m", "venv"]).arg(&place), INSTALL_LIMIT);
-    made.context("no virtual environment; on Debian: `apt-get install python3 python3-venv`")?;
-    let mut pip = Command::new(place.join("bin/python"));
-    pip.args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--requirement"]);
-    process::run(pip.arg(&requirements), INSTALL_LIMIT)?;
-    fs::write(mark, wanted)?;
-    Ok(place)
 }
 
 /// Ports that are free now, and free 10000 higher, too.

@@ -112,7 +112,12 @@ pub(crate) fn wait(child: &mut Child, limit: Duration) -> anyhow::Result<ExitSta
 
 /// Asks a program to end, and kills it and its children when it has not after `grace`.
 pub(crate) fn stop(child: &mut Child, grace: Duration) -> anyhow::Result<ExitStatus> {
-    signal(child.id(), Signal::TERM);
+    stop_by(child, Signal::TERM, grace)
+}
+
+/// As [`stop`], for a program that ends by another signal.
+pub(crate) fn stop_by(child: &mut Child, by: Signal, grace: Duration) -> anyhow::Result<ExitStatus> {
+    signal(child.id(), by);
     wait(child, grace)
 }
 

@@ -6,6 +6,7 @@
 mod buckets;
 mod installed;
 mod mounts;
+mod postgres;
 mod product;
 mod sdk;
 mod store;
@@ -64,6 +65,11 @@ const STAGES: [Stage; 18] = [
     Stage { name: "docs", about: "the documentation builds without a warning", run: workspace::docs },
     Stage { name: "tests", about: "unit and integration tests of every crate", run: workspace::tests },
     Stage { name: "doctests", about: "examples in the documentation", run: workspace::doctests },
+    Stage {
+        name: "postgres",
+        about: "the state on a real PostgreSQL: the contract, lost connections, `covey server`",
+        run: postgres::run,
+    },
     Stage {
         name: "unprivileged",
         about: "as root: the tests of home, runner and sandboxd again as an ordinary user",

@@ -3,6 +3,7 @@
 pub(crate) mod agent;
 pub(crate) mod backup;
 pub(crate) mod completions;
+pub(crate) mod db;
 pub(crate) mod demo;
 pub(crate) mod doctor;
 pub(crate) mod environment;
@@ -75,6 +76,9 @@ enum Command {
     /// API tokens: who may ask the server.
     #[command(subcommand)]
     Token(token::TokenCommand),
+    /// The server's database.
+    #[command(subcommand)]
+    Db(db::DbCommand),
     /// Backups of database and blocks: create, verify, restore.
     #[command(subcommand)]
     Backup(backup::BackupCommand),
@@ -102,6 +106,7 @@ pub(crate) fn run(cli: &Cli) -> anyhow::Result<ExitCode> {
         Command::Runner(runner::RunnerCommand::Serve) => runner::serve(global),
         Command::Runner(command) => wait_for(runner::run(global, command)),
         Command::Store(command) => wait_for(store::run(global, command)),
+        Command::Db(command) => wait_for(db::run(global, command)),
         Command::Backup(command) => backup::run(global, command),
         Command::Doctor(args) => wait_for(doctor::run(global, args)),
         Command::Completions(args) => completions::run(args),

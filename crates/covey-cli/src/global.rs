@@ -51,6 +51,9 @@ pub(crate) struct ClientFile {
     /// be removed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) excludes: Option<String>,
+    /// Where the server's state is, without a password, when that is not a file of the data directory.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) database: Option<String>,
 }
 
 impl Global {
@@ -82,6 +85,7 @@ impl Global {
                     store: None,
                     org: None,
                     excludes: None,
+                    database: None,
                 },
             },
             _ => self.client_file()?,
@@ -97,7 +101,7 @@ impl Global {
         }
     }
 
-    fn client_file(&self) -> anyhow::Result<ClientFile> {
+    pub(crate) fn client_file(&self) -> anyhow::Result<ClientFile> {
         let path = self.data_dir()?.join(CLIENT_FILE);
         let text = std::fs::read_to_string(&path).map_err(|error| {
             let text = format!(
@@ -141,6 +145,7 @@ mod tests {
             store: None,
             org: None,
             excludes: None,
+            database: None,
         };
         assert_eq!(global(dir.path(), None, None).server().unwrap(), known);
         assert_eq!(global(dir.path(), Some("http://127.0.0.1:1/"), None).server().unwrap(), known);

@@ -19,18 +19,17 @@ use covey_runner::{Dial, DialFuture, LinkStream, Runner, RunnerConfig, StoreLink
 
 use covey_server::collect::CollectConfig;
 use covey_server::config::Config;
-use covey_server::db::{Db, tokens};
+use covey_server::db::{DataLock, DatabaseUrl, Db};
 use covey_server::link::Trust;
 use covey_server::model::Model;
 use covey_server::model::scripted::{ScriptFile, ScriptedModel};
 use covey_server::store_link::LinkedStores;
 use covey_server::stores::Stores;
 use covey_server::{Homes, Server};
-use covey_types::{Fault, HomeId};
+use covey_types::HomeId;
 use tokio::net::{TcpListener, UnixListener, UnixStream};
 use tokio_util::sync::CancellationToken;
 
-use crate::exit_code::Refusal;
 use crate::global::{CLIENT_FILE, ClientFile};
 use crate::store_identity;
 use crate::store_key;
@@ -72,19 +71,6 @@ impl Layout {
     /// The layout of a data directory that exists, or is not touched.
     pub(crate) const fn at(data_dir: PathBuf) -> Self {
         Self { data_dir }
-    }
-
-    /// The data directory of a server that was here before.
-    pub(crate) fn existing(data_dir: PathBuf) -> Result<Self> {
-        let layout = Self { data_dir };
-        if !layout.database().is_file() {
-            let text = format!(
-                "no server has kept anything in {}; say where with --data-dir",
-                layout.data_dir.display()
-            );
-            return Err(Refusal::new(Fault::NotFound, text).into());
-        }
-        Ok(layout)
     }
 
     /// The database.
@@ -194,6 +180,7 @@ pub(crate) struct RunningServer {
     /// Where it is, and a token for it.
     pub(crate) client: ClientFile,
     store: Option<OpenedStore>,
+    _lock: Option<DataLock>,
     serving: tokio::task::JoinHandle<io::Result<()>>,
 }
 
@@ -202,13 +189,21 @@ impl RunningServer {
     pub(crate) async fn start(
         layout: &Layout,
         listen: SocketAddr,
+        database: &DatabaseUrl,
         model: &ModelChoice,
         accept_store: bool,
     ) -> Result<Self> {
         let mut config = Config { data_dir: layout.data_dir.clone(), listen, ..Config::default() };
         let model = choose_model(&mut config, model)?;
         let location = layout.store_location()?;
-        let db = Db::open(&config.database_path())?;
+        // With its state elsewhere, a server still has this directory for itself.
+        let lock = match database {
+            DatabaseUrl::Sqlite(_) => None,
+            DatabaseUrl::Postgres(_) => Some(DataLock::beside(&config.database_path())?),
+        };
+        let db = Db::connect(database).await?;
+        // Before anything is written: another server may be at work.
+        db.take_over().await?;
         // Now, so that a wrong key of a bucket is said at the start and not at the first secure.
         let store = match &location {
             Some(location) => {
@@ -242,12 +237,16 @@ impl RunningServer {
             store: location,
             org: Some(server.default_org().to_string()),
             excludes: setting("COVEY_HOME_EXCLUDES"),
+            database: match database {
+                DatabaseUrl::Sqlite(_) => None,
+                DatabaseUrl::Postgres(location) => Some(location.to_string()),
+            },
         };
         write_client_file(layout, &client)?;
         let api = server.api().clone();
         let serving =
             tokio::spawn(async move { covey_server::http::serve(listener, api.router(), &api).await });
-        Ok(Self { server, client, store, serving })
+        Ok(Self { server, client, store, _lock: lock, serving })
     }
 
     /// Lets runners of the same user dial in through the data directory.
@@ -341,15 +340,13 @@ async fn local_token(layout: &Layout, server: &Server) -> Result<String> {
         && let Ok(known) = serde_json::from_str::<ClientFile>(&text)
     {
         let secret = known.token.clone();
-        let verified =
-            server.db().read("verify local token", move |read| tokens::verify(read, &secret)).await?;
+        let verified = server.db().verify_token(&secret).await?;
         if verified.is_some() {
             return Ok(known.token);
         }
     }
     let org = server.default_org();
-    let (_, secret) =
-        server.db().write("make local token", move |tx| tokens::create(tx, org, LOCAL_TOKEN)).await?;
+    let (_, secret) = server.db().create_token(org, LOCAL_TOKEN).await?;
     Ok(secret)
 }
 

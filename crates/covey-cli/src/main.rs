@@ -4,6 +4,7 @@
 
 mod client;
 mod command;
+mod database;
 mod exit_code;
 mod global;
 mod heap;

@@ -10,8 +10,8 @@ use anyhow::Context as _;
 use covey_bucket::Access;
 use covey_home::StoreIdentity;
 use covey_home::backend::{Key, OpenStore as _};
+use covey_server::db::Db;
 use covey_server::db::stores::OrgStore;
-use covey_server::db::{Db, orgs, stores};
 use covey_types::Fault;
 
 use crate::exit_code::Refusal;
@@ -47,8 +47,8 @@ pub(crate) async fn open(
     data_dir: &Path,
     accept: bool,
 ) -> anyhow::Result<OpenedStore> {
-    db.write("make the default org", orgs::ensure_default).await?;
-    let known = db.read("read stores", stores::all).await?;
+    db.ensure_default_org().await?;
+    let known = db.org_stores().await?;
     let (location, data_dir, asked) = (location.clone(), data_dir.to_owned(), known.clone());
     // Every call on a store blocks.
     let opening = tokio::task::spawn_blocking(move || {
@@ -69,7 +69,7 @@ pub(crate) async fn open(
     let (store, names) = opening.await.context("opening the home store")??;
     for (known, identity) in known.into_iter().zip(names) {
         if known.identity.as_ref() != Some(&identity) {
-            db.write("note store", move |tx| stores::note(tx, known.org, &identity)).await?;
+            db.note_store(known.org, &identity).await?;
         }
     }
     Ok(store)

@@ -14,13 +14,13 @@ use std::time::{Duration, Instant};
 use covey_home::{
     CollectError, CollectOptions, CollectReport, Counters, PackStore, Pointers, Progress, Roots, StoreError,
 };
-use covey_types::{Fault, HomeId, OrgId, RootHash};
+use covey_types::{Fault, OrgId, RootHash};
 use serde::Serialize;
 use tokio::runtime::Handle;
 use tokio_util::sync::CancellationToken;
 
 use crate::SERVED;
-use crate::db::{self, Db, DbError, orgs, retention};
+use crate::db::{self, Db, DbError};
 use crate::stores::Stores;
 
 /// How often it is looked whether a collection is due.
@@ -140,7 +140,7 @@ impl Collector {
         let under_way = self.begin(request.org)?;
         let (org, dry_run) = (request.org, request.dry_run);
         let snapshots_forgotten = match dry_run {
-            true => self.db.read("snapshots to forget", move |read| forgettable(read, org)).await?,
+            true => self.db.forgettable_snapshots(org, db::now()).await?,
             false => self.forget(org).await?,
         };
         let (db, stores) = (self.db.clone(), self.stores.clone());
@@ -154,17 +154,16 @@ impl Collector {
         if !dry_run {
             let report =
                 serde_json::to_string(&collected).map_err(|error| DbError::Invalid(error.to_string()))?;
-            self.db.write("collected", move |tx| orgs::note_collected(tx, org, &report)).await?;
+            self.db.note_collected(org, &report).await?;
         }
         Ok(collected)
     }
 
     async fn forget(&self, org: OrgId) -> Result<u64, DbError> {
-        let homes = self.db.read("homes", move |read| retention::homes_of(read, org)).await?;
+        let homes = self.db.homes_of_org(org).await?;
         let mut forgotten = 0;
         for some in homes.chunks(FORGET_HOMES_AT_ONCE) {
-            let some = some.to_vec();
-            forgotten += self.db.write("forget snapshots", move |tx| forget(tx, org, &some)).await?;
+            forgotten += self.db.forget_snapshots(org, some).await?;
         }
         Ok(forgotten)
     }
@@ -183,7 +182,7 @@ impl Collector {
             }
             pause = LOOK_EVERY.min(config.interval);
             let interval = config.interval;
-            let due = self.db.read("collections due", move |read| orgs::due(read, db::now(), interval)).await;
+            let due = self.db.orgs_to_collect(db::now(), interval).await;
             let due = due.unwrap_or_else(|error| {
                 tracing::warn!(%error, "cannot tell which collections are due");
                 Vec::new()
@@ -255,18 +254,6 @@ impl Drop for UnderWay {
     }
 }
 
-fn forget(tx: &db::Tx<'_>, org: OrgId, homes: &[HomeId]) -> Result<u64, DbError> {
-    let mut forgotten = 0;
-    for home in homes {
-        forgotten += match retention::forget(tx, org, *home) {
-            // Deleted since the homes were listed.
-            Err(DbError::NotFound { .. }) => 0,
-            forgotten => forgotten?,
-        };
-    }
-    Ok(forgotten)
-}
-
 /// Says in the store that this database names what is needed in it, and brings the store's epoch and the database's
 /// floor together. For the start of a server and of a collection; blocks.
 ///
@@ -279,21 +266,12 @@ pub(crate) fn take_charge(db: &Db, store: &PackStore, org: OrgId) -> Result<(), 
         return Err(CollectorError::Foreign { place: backend.place(), who });
     }
     let runtime = Handle::current();
-    let floor = runtime.block_on(db.read("floor", move |read| orgs::collect_floor(read, org)))?;
+    let floor = runtime.block_on(db.collect_floor(org))?;
     let epoch = covey_home::meet_floor(backend, floor)?;
     if epoch > floor {
-        runtime.block_on(db.write("raise floor", move |tx| orgs::raise_collect_floor(tx, org, epoch)))?;
+        runtime.block_on(db.raise_collect_floor(org, epoch))?;
     }
     Ok(())
-}
-
-fn forgettable(read: &db::Read<'_>, org: OrgId) -> Result<u64, DbError> {
-    let mut count = 0;
-    for home in retention::homes_of(read, org)? {
-        let kept = retention::kept(read, org, home, db::now())?.len() as u64;
-        count += db::snapshots::count(read, org, home)?.saturating_sub(kept);
-    }
-    Ok(count)
 }
 
 fn collect(db: Db, stores: &Stores, request: &CollectRequest) -> Result<CollectReport, CollectorError> {
@@ -362,10 +340,10 @@ impl DbRoots {
 impl Roots for DbRoots {
     fn roots(&self) -> Result<Vec<RootHash>, StoreError> {
         let (org, only_kept) = (self.org, self.only_kept);
-        let named = self.runtime.block_on(self.db.read("roots", move |read| match only_kept {
-            true => retention::kept_roots(read, org, db::now()),
-            false => retention::roots(read, org, None, None),
-        }));
+        let named = self.runtime.block_on(match only_kept {
+            true => self.db.kept_roots(org, db::now()),
+            false => self.db.snapshot_roots(org, None, None),
+        });
         let mut roots = named.map_err(|error| Self::failed("read which snapshots there are", &error))?;
         roots.extend(self.beside.roots()?);
         Ok(roots)
@@ -373,7 +351,7 @@ impl Roots for DbRoots {
 
     fn raise_floor(&self, epoch: u64) -> Result<(), StoreError> {
         let org = self.org;
-        let raised = self.db.write("raise floor", move |tx| orgs::raise_collect_floor(tx, org, epoch));
+        let raised = self.db.raise_collect_floor(org, epoch);
         self.runtime.block_on(raised).map_err(|error| Self::failed("raise the floor", &error))?;
         self.beside.raise_floor(epoch)
     }

@@ -20,7 +20,7 @@ use tokio::task::{Id, JoinSet};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use crate::db::{Db, DbError, homes, sessions};
+use crate::db::{Db, DbError};
 use crate::link::Links;
 use crate::model::Model;
 
@@ -85,7 +85,7 @@ pub async fn supervise(context: Context, stop: CancellationToken) -> Result<(), 
         failures: HashMap::new(),
         due: BTreeSet::new(),
     };
-    let left = context.db.read("sessions to drive on", |read| sessions::needing_driver(read, None)).await?;
+    let left = context.db.sessions_needing_driver(None).await?;
     for (org, session) in left {
         supervisor.start(org, session);
     }
@@ -149,8 +149,7 @@ impl Supervisor {
         if self.running.contains_key(&session) {
             return;
         }
-        let needed = move |read: &crate::db::Read<'_>| sessions::needing_driver(read, Some(session));
-        match self.context.db.read("does the session need a driver", needed).await {
+        match self.context.db.sessions_needing_driver(Some(session)).await {
             Ok(found) => found.into_iter().for_each(|(org, session)| self.start(org, session)),
             Err(e) => {
                 tracing::error!(%session, error = %e, "cannot see whether the session needs a driver");
@@ -174,10 +173,7 @@ impl Supervisor {
             }
             Err(reason) => {
                 tracing::error!(%org, %session, reason, "a driver failed; it is started again");
-                let given_back = self
-                    .context
-                    .db
-                    .write("release after failure", move |tx| homes::release_of(tx, org, session));
+                let given_back = self.context.db.release_home_of(org, session);
                 if let Err(e) = given_back.await {
                     tracing::error!(%session, error = %e, "cannot give back the lease of a failed driver");
                 }

@@ -4,7 +4,7 @@
 
 pub mod collect;
 pub mod config;
-pub mod db;
+pub use covey_db as db;
 pub mod drive;
 pub mod history;
 pub mod http;

@@ -13,7 +13,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::collect::{self, CollectConfig, CollectorError};
-use crate::db::{Db, DbError, homes, orgs, runners};
+use crate::db::{Db, DbError};
 use crate::drive::{self, Context, Live};
 use crate::http::Api;
 use crate::link::{self, Links, Trust};
@@ -43,7 +43,7 @@ pub struct Homes {
 /// Takes charge of every org's store before anything is put there: a collection that is started beside the server would
 /// take all of it for garbage.
 async fn take_charge(db: &Db, stores: &Stores) -> Result<(), StartError> {
-    for org in db.read("orgs", orgs::all).await? {
+    for org in db.all_orgs().await? {
         let database = db.clone();
         let taken = stores.with(org, move |store| collect::take_charge(&database, store, org)).await;
         // A store that cannot be reached now must not keep the server from starting: work goes on without it, and the
@@ -79,14 +79,7 @@ impl Server {
     /// # Errors
     /// When the database fails, or a home store is somebody else's.
     pub async fn start(db: Db, model: Arc<dyn Model>, homes: Option<Homes>) -> Result<Self, StartError> {
-        let org = db
-            .write("take over", |tx| {
-                // The lock beside the database says that no other server lives, so neither do its drivers.
-                homes::release_all(tx)?;
-                runners::all_disconnected(tx)?;
-                orgs::ensure_default(tx)
-            })
-            .await?;
+        let org = db.take_over().await?;
         let (stores, collect) = homes.map(|homes| (homes.stores, homes.collect)).unzip();
         if let Some(stores) = &stores {
             take_charge(&db, stores).await?;
@@ -146,7 +139,7 @@ impl Server {
     /// # Errors
     /// When the database fails or has no such home.
     pub async fn secure_home(&self, org: OrgId, home: HomeId) -> Result<bool, DbError> {
-        let row = self.context.db.read("read home", move |read| homes::get(read, org, home)).await?;
+        let row = self.context.db.home(org, home).await?;
         let secure = ServerToRunner::SecureHome { home, token: row.lease_token };
         Ok(self.context.links.holder(org, home).is_some_and(|outbox| outbox.send(secure).is_ok()))
     }
@@ -157,7 +150,7 @@ impl Server {
     /// # Errors
     /// When the database fails or has no such home.
     pub async fn stop_sandbox(&self, org: OrgId, home: HomeId) -> Result<bool, DbError> {
-        let row = self.context.db.read("read home", move |read| homes::get(read, org, home)).await?;
+        let row = self.context.db.home(org, home).await?;
         let stop = ServerToRunner::StopSandbox { home, token: row.lease_token };
         Ok(self.context.links.holder(org, home).is_some_and(|outbox| outbox.send(stop).is_ok()))
     }

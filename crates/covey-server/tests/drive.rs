@@ -10,9 +10,9 @@ use std::time::Duration;
 
 use covey_harness::record::{Body, Record, StopReason};
 use covey_harness::verify::{check_answer_kept, check_prefix, check_request};
+use covey_server::db::Db;
 use covey_server::db::journal::UserEvent;
 use covey_server::db::sessions::NewSession;
-use covey_server::db::{Db, agents, environments, homes, journal, orgs, sessions};
 use covey_server::drive::{Context, supervise};
 use covey_server::link::{Links, Trust, serve};
 use covey_server::model::{Model, ModelAnswer, ModelCall, ModelDelta, ModelFailure, ModelRequest};
@@ -400,26 +400,19 @@ impl Run {
     async fn new(seed: u64, plan: Vec<(u64, Kill)>) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let db = Db::open(&dir.path().join("covey.db")).unwrap();
-        let (org, session, other) = db
-            .write("set up", |tx| {
-                let org = orgs::ensure_default(tx)?;
-                let config = json!({"model": "fake", "tools": [{"type": "agent_toolset_20260401"}]});
-                let agent = agents::insert(tx, org, "a", &config)?.id;
-                let environment = environments::insert(tx, org, "e", &json!({}))?.id;
-                let (metadata, extra) = (json!({}), json!({}));
-                let new = NewSession {
-                    agent,
-                    agent_version: None,
-                    agent_snapshot: None,
-                    environment,
-                    title: None,
-                    metadata,
-                    extra,
-                };
-                Ok((org, sessions::insert(tx, org, &new)?, sessions::insert(tx, org, &new)?.id))
-            })
-            .await
-            .unwrap();
+        let org = db.ensure_default_org().await.unwrap();
+        let config = json!({"model": "fake", "tools": [{"type": "agent_toolset_20260401"}]});
+        let new = NewSession {
+            agent: db.create_agent(org, "a", &config).await.unwrap().id,
+            agent_version: None,
+            agent_snapshot: None,
+            environment: db.create_environment(org, "e", &json!({})).await.unwrap().id,
+            title: None,
+            metadata: json!({}),
+            extra: json!({}),
+        };
+        let session = db.create_session(org, &new, vec![]).await.unwrap();
+        let other = db.create_session(org, &new, vec![]).await.unwrap().id;
         let (deaths_in, deaths) = mpsc::unbounded_channel();
         let fate = Fate { ticks: 0, plan: plan.into(), deaths: deaths_in, random: seed * 2 + 1 };
         let world = Arc::new(World {
@@ -438,7 +431,7 @@ impl Run {
     }
 
     async fn start_server(&mut self) {
-        self.db.write("take over", homes::release_all).await.unwrap();
+        self.db.take_over().await.unwrap();
         let links = Links::new(self.db.clone());
         let model: Arc<dyn Model> = Arc::clone(&self.model) as _;
         let context = Context::new(self.db.clone(), model, links.clone());
@@ -474,7 +467,7 @@ impl Run {
         let org = self.org;
         let content = vec![json!({"type": "text", "text": text})];
         let event = UserEvent { body: Body::UserMessage { content }, dedup: Some(text.into()) };
-        self.db.write("say", move |tx| journal::append_user_events(tx, org, id, &[event])).await.unwrap();
+        self.db.append_user_events(org, id, vec![event]).await.unwrap();
     }
 
     async fn records(&self) -> Vec<Record> {
@@ -483,7 +476,7 @@ impl Run {
 
     async fn records_of(&self, id: SessionId) -> Vec<Record> {
         let org = self.org;
-        self.db.read("records", move |read| journal::since(read, org, id, 0, 100_000)).await.unwrap()
+        self.db.records(org, id, 0, 100_000).await.unwrap()
     }
 
     /// Lets everything happen until the session is idle, with nothing waiting.
@@ -492,7 +485,7 @@ impl Run {
         loop {
             grown.mark_unchanged();
             let id = self.session;
-            let open = self.db.read("open", move |r| sessions::needing_driver(r, Some(id))).await.unwrap();
+            let open = self.db.sessions_needing_driver(Some(id)).await.unwrap();
             if open.is_empty() {
                 return;
             }
@@ -646,9 +639,9 @@ async fn an_interrupt_ends_the_turn_and_kills_what_runs() {
     tokio::time::timeout(STUCK_AFTER, called).await.expect("a call");
     let (org, id) = (run.org, run.session);
     let event = UserEvent { body: Body::UserInterrupt {}, dedup: None };
-    run.db.write("stop", move |tx| journal::append_user_events(tx, org, id, &[event])).await.unwrap();
+    run.db.append_user_events(org, id, vec![event]).await.unwrap();
     tokio::time::timeout(STUCK_AFTER, run.until_idle()).await.expect("comes to rest");
-    let row = run.db.read("row", move |read| sessions::get(read, org, id)).await.unwrap();
+    let row = run.db.session(org, id).await.unwrap();
     assert_eq!(row.status, SessionStatus::Idle);
     run.say("go on").await;
     tokio::time::timeout(STUCK_AFTER, run.until_idle()).await.expect("goes on");

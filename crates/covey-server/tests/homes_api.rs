@@ -8,7 +8,7 @@ use std::path::Path;
 use std::sync::atomic::AtomicBool;
 
 use covey_home::{Excludes, NoProgress, PackStore, SecureReport, SecureRequest};
-use covey_server::db::{Db, homes, orgs, tokens};
+use covey_server::db::Db;
 use covey_server::http::{Api, serve};
 use covey_server::stores::Stores;
 use covey_types::{HomeId, OrgId, RunnerId};
@@ -34,14 +34,10 @@ impl World {
     async fn start() -> Self {
         let dir = tempfile::tempdir().unwrap();
         let db = Db::open(&dir.path().join("covey.db")).unwrap();
-        let (org, token, strangers_token) = db
-            .write("orgs", |tx| {
-                let org = orgs::ensure_default(tx)?;
-                let other = orgs::insert(tx, "other")?;
-                Ok((org, tokens::create(tx, org, "test")?.1, tokens::create(tx, other, "test")?.1))
-            })
-            .await
-            .unwrap();
+        let org = db.ensure_default_org().await.unwrap();
+        let other = db.create_org("other").await.unwrap();
+        let (_, token) = db.create_token(org, "test").await.unwrap();
+        let (_, strangers_token) = db.create_token(other, "test").await.unwrap();
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("http://{}", listener.local_addr().unwrap());
         let stores = Stores::in_directory(dir.path().join("store"), None);
@@ -336,7 +332,7 @@ async fn a_path_or_the_whole_home_is_put_back_as_a_new_generation() {
     let (org, home) = (world.org, world.home);
     let id = session["id"].as_str().unwrap().parse().unwrap();
     let runner = RunnerId::from_uuid(Uuid::nil());
-    world.db.write("claim", move |tx| homes::claim(tx, org, home, id, runner)).await.unwrap();
+    world.db.claim_home(org, home, id, runner).await.unwrap();
     for (what, body) in [
         ("restore", json!({"generation": 2})),
         ("restore", json!({"generation": 2, "path": "hole"})),

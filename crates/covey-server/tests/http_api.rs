@@ -6,7 +6,7 @@
 use std::time::Duration;
 
 use covey_harness::record::{Body, StopReason};
-use covey_server::db::{Db, journal, orgs, sessions, tokens};
+use covey_server::db::Db;
 use covey_server::http::{Api, serve};
 use covey_server::model::sse::{SseEvent, SseParser};
 use covey_types::{OrgId, SessionId};
@@ -46,14 +46,10 @@ impl Server {
     async fn start() -> Self {
         let dir = tempfile::tempdir().unwrap();
         let db = Db::open(&dir.path().join("covey.db")).unwrap();
-        let (org, token, strangers_token) = db
-            .write("orgs", |tx| {
-                let org = orgs::ensure_default(tx)?;
-                let other = orgs::insert(tx, "other")?;
-                Ok((org, tokens::create(tx, org, "test")?.1, tokens::create(tx, other, "test")?.1))
-            })
-            .await
-            .unwrap();
+        let org = db.ensure_default_org().await.unwrap();
+        let other = db.create_org("other").await.unwrap();
+        let (_, token) = db.create_token(org, "test").await.unwrap();
+        let (_, strangers_token) = db.create_token(other, "test").await.unwrap();
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("http://{}", listener.local_addr().unwrap());
         let stop = CancellationToken::new();
@@ -113,13 +109,8 @@ impl Server {
     /// What the loop would append.
     async fn append(&self, session: SessionId, bodies: Vec<Body>) {
         let org = self.org;
-        self.db
-            .write("append", move |tx| {
-                let epoch = sessions::claim(tx, org, session)?.epoch;
-                journal::append(tx, org, session, epoch, bodies)
-            })
-            .await
-            .unwrap();
+        let epoch = self.db.claim_session(org, session).await.unwrap().epoch;
+        self.db.append(org, session, epoch, bodies).await.unwrap();
     }
 
     async fn stream(&self, session: SessionId, last_event_id: Option<&str>) -> Stream {

@@ -11,9 +11,9 @@ use std::time::Duration;
 use covey_harness::Record;
 use covey_harness::record::{Body, StopReason};
 use covey_server::Server;
+use covey_server::db::Db;
 use covey_server::db::journal::UserEvent;
 use covey_server::db::sessions::NewSession;
-use covey_server::db::{Db, agents, environments, journal, orgs, sessions};
 use covey_server::link::Trust;
 use covey_server::model::anthropic::{Anthropic, CallLimits};
 use covey_server::model::scripted::{
@@ -131,30 +131,24 @@ async fn model(seed: u64) -> Handle {
 }
 
 async fn new_session(db: &Db) -> (OrgId, SessionId) {
-    db.write("set up", |tx| {
-        let org = orgs::ensure_default(tx)?;
-        let config = json!({"model": "scripted", "tools": [{"type": "agent_toolset_20260401"}]});
-        let new = NewSession {
-            agent: agents::insert(tx, org, "a", &config)?.id,
-            agent_version: None,
-            agent_snapshot: None,
-            environment: environments::insert(tx, org, "e", &json!({}))?.id,
-            title: None,
-            metadata: json!({}),
-            extra: json!({}),
-        };
-        let session = sessions::insert(tx, org, &new)?.id;
-        let content = vec![json!({"type": "text", "text": "begin"})];
-        let event = UserEvent { body: Body::UserMessage { content }, dedup: None };
-        journal::append_user_events(tx, org, session, &[event])?;
-        Ok((org, session))
-    })
-    .await
-    .unwrap()
+    let org = db.ensure_default_org().await.unwrap();
+    let config = json!({"model": "scripted", "tools": [{"type": "agent_toolset_20260401"}]});
+    let new = NewSession {
+        agent: db.create_agent(org, "a", &config).await.unwrap().id,
+        agent_version: None,
+        agent_snapshot: None,
+        environment: db.create_environment(org, "e", &json!({})).await.unwrap().id,
+        title: None,
+        metadata: json!({}),
+        extra: json!({}),
+    };
+    let content = vec![json!({"type": "text", "text": "begin"})];
+    let event = UserEvent { body: Body::UserMessage { content }, dedup: None };
+    (org, db.create_session(org, &new, vec![event]).await.unwrap().id)
 }
 
 async fn records(db: &Db, org: OrgId, session: SessionId) -> Vec<Record> {
-    db.read("records", move |read| journal::since(read, org, session, 0, 100_000)).await.unwrap()
+    db.records(org, session, 0, 100_000).await.unwrap()
 }
 
 /// Plays the session to its end; returns its journal and what the model refused.

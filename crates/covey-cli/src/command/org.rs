@@ -8,10 +8,10 @@ use clap::Subcommand;
 use covey_bucket::Access;
 use covey_home::backend::OpenStore as _;
 use covey_home::{Destroyed, destroy};
-use covey_server::db::{Db, orgs};
 use covey_types::{ByteCount, Fault, OrgId};
 use serde_json::json;
 
+use crate::database::DatabaseArgs;
 use crate::exit_code::{ExitCode, Refusal};
 use crate::global::Global;
 use crate::host::{Layout, remove};
@@ -28,21 +28,20 @@ pub(crate) enum OrgCommand {
         /// Do it without being asked again.
         #[arg(long)]
         yes: bool,
+        #[command(flatten)]
+        database: DatabaseArgs,
     },
 }
 
 pub(crate) async fn run(global: &Global, command: &OrgCommand) -> anyhow::Result<ExitCode> {
-    let OrgCommand::Delete { org, yes } = command;
-    let layout = Layout::existing(global.data_dir()?)?;
-    // The lock beside the database says that no server works with it.
-    let db = Db::open(&layout.database())?;
-    let wanted = org.clone();
-    let found = db
-        .read("find org", move |read| match wanted.parse::<OrgId>() {
-            Ok(id) => Ok(Some(id)),
-            Err(_) => orgs::by_name(read, &wanted),
-        })
-        .await?;
+    let OrgCommand::Delete { org, yes, database } = command;
+    let layout = Layout::at(global.data_dir()?);
+    // A lock says that no server works with it.
+    let db = database.open_alone(&layout).await?;
+    let found = match org.parse::<OrgId>() {
+        Ok(id) => Some(id),
+        Err(_) => db.org_by_name(org).await?,
+    };
     let text = format!("no org has the id or name `{}`", output::one_line(org));
     let id = found.ok_or_else(|| Refusal::new(Fault::NotFound, text))?;
     if !yes {
@@ -53,7 +52,7 @@ pub(crate) async fn run(global: &Global, command: &OrgCommand) -> anyhow::Result
     }
     // Rows first: without them the blocks are garbage, the other way round homes would have holes. What a crash leaves
     // between the two goes when this is run again.
-    let rows = db.write("delete org", move |tx| orgs::delete(tx, id)).await?;
+    let rows = db.delete_org(id).await?;
     let destroyed = match layout.store_location()? {
         Some(location) => destroy_in(&location, global, &id.to_string())?,
         None => Destroyed::default(),

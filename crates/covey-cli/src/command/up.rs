@@ -8,6 +8,7 @@ use clap::Args;
 use serde_json::json;
 use tokio_util::sync::CancellationToken;
 
+use crate::database::DatabaseArgs;
 use crate::exit_code::ExitCode;
 use crate::global::Global;
 use crate::host::{self, Layout, ModelChoice, RunningServer};
@@ -28,6 +29,8 @@ pub(crate) struct UpArgs {
     /// lost.
     #[arg(long)]
     accept_store: bool,
+    #[command(flatten)]
+    database: DatabaseArgs,
 }
 
 impl UpArgs {
@@ -57,7 +60,9 @@ pub(crate) fn run(global: &Global, args: &UpArgs, parts: Parts) -> anyhow::Resul
 
 async fn serve(global: &Global, args: &UpArgs, parts: Parts) -> anyhow::Result<()> {
     let layout = Layout::prepare(global.data_dir()?)?;
-    let server = RunningServer::start(&layout, args.listen, &args.model(), args.accept_store).await?;
+    let database = args.database.url(&layout)?;
+    let server =
+        RunningServer::start(&layout, args.listen, &database, &args.model(), args.accept_store).await?;
     let stop = CancellationToken::new();
     let mut runner = tokio::task::JoinSet::new();
     server.listen_for_store_links(&layout)?;

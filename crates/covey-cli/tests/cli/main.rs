@@ -16,6 +16,8 @@ mod completions;
 #[cfg(test)]
 mod covey;
 #[cfg(test)]
+mod db;
+#[cfg(test)]
 mod demo;
 #[cfg(test)]
 mod doctor;

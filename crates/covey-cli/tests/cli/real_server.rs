@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::thread;
 
 use covey_server::collect::CollectConfig;
-use covey_server::db::{Db, tokens};
+use covey_server::db::Db;
 use covey_server::http::serve;
 use covey_server::model::scripted::ScriptedModel;
 use covey_server::stores::Stores;
@@ -38,8 +38,7 @@ impl RealServer {
                 let server =
                     Server::start(Db::open(&db_path).unwrap(), Arc::new(model), Some(homes)).await.unwrap();
                 let org = server.default_org();
-                let token =
-                    server.db().write("token", move |tx| tokens::create(tx, org, "test")).await.unwrap().1;
+                let token = server.db().create_token(org, "test").await.unwrap().1;
                 let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
                 let url = format!("http://{}", listener.local_addr().unwrap());
                 let api = server.api().clone();

@@ -26,7 +26,7 @@ use super::live::Delta;
 use super::wake::{self, Changes, Held, Woken};
 use super::{Context, facts, wait_until};
 use crate::db::snapshots::Publish;
-use crate::db::{self, DbError, homes, journal, sessions};
+use crate::db::{self, DbError, sessions};
 use crate::link::Outbox;
 use crate::model::{ModelAnswer, ModelDelta, ModelFailure, ModelRequest};
 
@@ -95,7 +95,7 @@ pub(super) async fn drive(
 ) -> Result<(), DriveError> {
     // Watched before the first look at the journal: what is appended in between is seen as a change.
     let grown = context.db.feed().watch(id);
-    let row = match context.db.write("claim session", move |tx| sessions::claim(tx, org, id)).await {
+    let row = match context.db.claim_session(org, id).await {
         Err(DbError::NotFound { .. }) => return Ok(()),
         other => other?,
     };
@@ -159,7 +159,7 @@ async fn refuse(
         Body::Error { error },
         Body::StatusIdle { stop_reason: StopReason::RetriesExhausted },
     ];
-    context.db.write("refuse session", move |tx| journal::append(tx, org, id, epoch, bodies)).await?;
+    context.db.append(org, id, epoch, bodies).await?;
     Ok(())
 }
 
@@ -214,11 +214,7 @@ impl Driver<'_> {
     async fn catch_up(&mut self) -> Result<(), DriveError> {
         loop {
             let (org, id, head) = (self.org, self.id, self.session.head());
-            let records = self
-                .context
-                .db
-                .read("fold journal", move |read| journal::since(read, org, id, head, FOLD_RECORDS))
-                .await?;
+            let records = self.context.db.records(org, id, head, FOLD_RECORDS).await?;
             records.iter().for_each(|r| self.session.apply(r));
             if records.len() < FOLD_RECORDS {
                 return Ok(());
@@ -231,8 +227,7 @@ impl Driver<'_> {
             return Ok(());
         }
         let (org, id, epoch) = (self.org, self.id, self.epoch);
-        let records: Vec<Record> =
-            self.context.db.write("append", move |tx| journal::append(tx, org, id, epoch, bodies)).await?;
+        let records: Vec<Record> = self.context.db.append(org, id, epoch, bodies).await?;
         if records.first().is_some_and(|r| r.seq == self.session.head() + 1) {
             records.iter().for_each(|r| self.session.apply(r));
             return Ok(());
@@ -502,11 +497,7 @@ impl Driver<'_> {
     }
 
     async fn note_secure_failed(&mut self, fault: Fault, detail: String) -> Result<(), DriveError> {
-        let (org, home, reason) = (self.org, self.home, detail.clone());
-        self.context
-            .db
-            .write("home unsecured", move |tx| homes::mark_unsecured(tx, org, home, &reason))
-            .await?;
+        self.context.db.mark_home_unsecured(self.org, self.home, &detail).await?;
         self.append(vec![Body::HomeSecureFailed { fault, detail }]).await
     }
 }

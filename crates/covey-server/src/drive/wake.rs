@@ -45,8 +45,7 @@ pub(super) async fn ask(
     let Some(outbox) = context.links.place(org, home) else { return Ok(waiting()) };
     let runner = outbox.runner();
     if held.as_ref().is_none_or(|held| held.runner != runner) {
-        let claimed =
-            context.db.write("claim home", move |tx| homes::claim(tx, org, home, session, runner)).await?;
+        let claimed = context.db.claim_home(org, home, session, runner).await?;
         let token = match claimed {
             homes::Claim::HeldBy(other) => {
                 let reason = format!("session {other} acts on the home; this one waits its turn");
@@ -63,7 +62,7 @@ pub(super) async fn ask(
         }
     }
     let Some(held) = held else { return Ok(waiting()) };
-    let current = context.db.read("read home", move |read| homes::get(read, org, home)).await?;
+    let current = context.db.home(org, home).await?;
     let wake = ServerToRunner::WakeHome {
         org,
         home,
@@ -97,7 +96,7 @@ impl Held {
                 crate::link::answer_undriven(&context.links, outbox, home, message).await?;
             }
         }
-        context.db.write("release home", move |tx| homes::release(tx, org, home, session)).await?;
+        context.db.release_home(org, home, session).await?;
         context.released.send_modify(|n| *n += 1);
         Ok(())
     }

@@ -40,7 +40,7 @@ pub(super) async fn create(
     }
     let config = Value::Object(patched(Map::new(), &fields)?);
     let org = caller.org;
-    let agent = api.inner.db.write("create agent", move |tx| agents::insert(tx, org, &name, &config)).await?;
+    let agent = api.inner.db.create_agent(org, &name, &config).await?;
     Ok(Json(shown(agent)))
 }
 
@@ -57,17 +57,13 @@ pub(super) async fn get(
             Some(text.parse::<u64>().map_err(|_| ApiError::invalid("`version`: expected a whole number"))?)
         }
     };
-    let agent = api
-        .inner
-        .db
-        .read("get agent", move |read| {
-            let agent = agents::get(read, org, id)?;
-            match version {
-                None => Ok(agent),
-                Some(version) => agents::version(read, org, id, version).map(|v| at_version(&agent, v)),
-            }
-        })
-        .await?;
+    let agent = match version {
+        None => api.inner.db.agent(org, id).await?,
+        Some(_) => {
+            let (agent, version) = api.inner.db.agent_version(org, id, version).await?;
+            at_version(&agent, version)
+        }
+    };
     Ok(Json(shown(agent)))
 }
 
@@ -81,11 +77,7 @@ pub(super) async fn list(
     let wanted =
         db::Page { after: page::after::<AgentId>(&query)?, limit: limit + 1, order: Order::Descending };
     let org = caller.org;
-    let found = api
-        .inner
-        .db
-        .read("list agents", move |read| agents::list(read, org, &wanted, include_archived))
-        .await?;
+    let found = api.inner.db.list_agents(org, &wanted, include_archived).await?;
     let agents = found.into_iter().map(shown).collect();
     Ok(Json(page::cut(agents, limit, |agent: &api::Agent| agent.id.clone())))
 }
@@ -100,17 +92,13 @@ pub(super) async fn update(
     let fields = Fields::body(&body);
     let name = fields.name("name", NAME_CHARS_MAX)?.map(str::to_owned);
     let expected = fields.number("version")?;
-    let current = api.inner.db.read("get agent", move |read| agents::get(read, org, id)).await?;
+    let current = api.inner.db.agent(org, id).await?;
     let name = name.unwrap_or_else(|| current.name.clone());
     let stored = current.config.as_object().cloned().unwrap_or_default();
     let config = Value::Object(patched(stored, &fields)?);
     // The patch was made on this version; on another one it could undo somebody else's change.
     let base = expected.unwrap_or(current.version);
-    let agent = api
-        .inner
-        .db
-        .write("update agent", move |tx| agents::update(tx, org, id, Some(base), &name, &config))
-        .await?;
+    let agent = api.inner.db.update_agent(org, id, Some(base), &name, &config).await?;
     Ok(Json(shown(agent)))
 }
 
@@ -120,7 +108,7 @@ pub(super) async fn archive(
     IdInPath(id): IdInPath<AgentId>,
 ) -> Result<Json<api::Agent>> {
     let org = caller.org;
-    let agent = api.inner.db.write("archive agent", move |tx| agents::archive(tx, org, id)).await?;
+    let agent = api.inner.db.archive_agent(org, id).await?;
     Ok(Json(shown(agent)))
 }
 
@@ -131,7 +119,7 @@ pub(super) async fn delete(
     IdInPath(id): IdInPath<AgentId>,
 ) -> Result<Json<api::AgentDeleted>> {
     let org = caller.org;
-    let deleted = api.inner.db.write("delete agent", move |tx| agents::delete(tx, org, id)).await?;
+    let deleted = api.inner.db.delete_agent(org, id).await?;
     if let Some(links) = &api.inner.links {
         links.forget(org, &[deleted.home]);
     }
@@ -150,16 +138,8 @@ pub(super) async fn versions(
     query: Query,
 ) -> Result<Json<Page<api::Agent>>> {
     let (org, limit, before) = (caller.org, page::limit(&query)?, page::after::<u64>(&query)?);
-    let found = api
-        .inner
-        .db
-        .read("list agent versions", move |read| {
-            let agent = agents::get(read, org, id)?;
-            let versions = agents::versions(read, org, id, before, limit + 1)?;
-            Ok(versions.into_iter().map(|version| at_version(&agent, version)).collect::<Vec<_>>())
-        })
-        .await?;
-    let agents = found.into_iter().map(shown).collect();
+    let (agent, versions) = api.inner.db.list_agent_versions(org, id, before, limit + 1).await?;
+    let agents = versions.into_iter().map(|version| shown(at_version(&agent, version))).collect();
     Ok(Json(page::cut(agents, limit, |agent: &api::Agent| agent.version)))
 }
 

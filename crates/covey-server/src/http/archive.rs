@@ -24,7 +24,6 @@ use super::fields::Query;
 use super::homes::replaced;
 use super::{Api, pieces};
 use crate::db::snapshots::{Origin, Replacement};
-use crate::db::{homes, snapshots};
 
 /// Of what follows an archive's end mark, so much is read.
 const PADDING_BYTES_MAX: u64 = 64 * 1024 * 1024;
@@ -90,7 +89,7 @@ pub(super) async fn import(
     let wrong = |_| ApiError::invalid("`base_generation`: expected a whole number of at least 0");
     let base =
         query.one("base_generation").map(|text| text.parse().map(Generation).map_err(wrong)).transpose()?;
-    let home = api.inner.db.read("get home", move |read| homes::get(read, org, id)).await?;
+    let home = api.inner.db.home(org, id).await?;
     if home.lease_held {
         // Said before everything is sent; it is asked again when the pointer moves.
         let session = home.lease_session.map_or_else(String::new, |session| format!(" {session}"));
@@ -116,7 +115,7 @@ pub(super) async fn import(
     drop(cancel);
     let (root, report) = (imported.root, imported.report);
     let with = Replacement {
-        base,
+        base: Some(base),
         root,
         files: report.files,
         bytes: report.bytes,
@@ -125,8 +124,7 @@ pub(super) async fn import(
         from: None,
         over_unsecured: force,
     };
-    let replace = move |tx: &crate::db::Tx<'_>| snapshots::replace(tx, org, id, &with);
-    let generation = api.inner.db.write("import archive", replace).await?;
+    let generation = api.inner.db.replace_home(org, id, &with).await?;
     Ok(Json(ArchiveImported {
         home: replaced(id, generation, root, report.files, report.bytes),
         entries: report.entries,

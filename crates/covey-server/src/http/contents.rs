@@ -19,7 +19,6 @@ use super::extract::{Caller, IdInPath};
 use super::fields::Query;
 use super::homes::generation_of;
 use super::{Api, page, pieces};
-use crate::db::{retention, sessions, snapshots};
 use crate::history::{self, At, DiffRequest, PathCursor, TreeRequest, UsageRequest, path_of};
 
 pub(super) async fn tree(
@@ -76,7 +75,7 @@ pub(super) async fn diff(
 
 /// What a session did: from the snapshot that it found to the last that it made.
 async fn of_session(api: &Api, org: OrgId, id: HomeId, session: SessionId) -> Result<(Option<At>, At)> {
-    let read = api.inner.db.read("span of session", move |read| sessions::home_span(read, org, session));
+    let read = api.inner.db.home_span(org, session);
     let (home, base, last) = read.await?;
     if home != id {
         return Err(ApiError::invalid(format!("session {session} works in {home}, not in {id}")));
@@ -102,17 +101,14 @@ pub(super) async fn usage(
     let depth = number(&query, "depth", 1)?.clamp(1, USAGE_DEPTH_MAX);
     let parts = number(&query, "parts", USAGE_PARTS_DEFAULT)?.min(USAGE_PARTS_MAX);
     let (org, at) = (caller.org, snapshot(&api, caller.org, id, generation(&query, "generation")?).await?);
-    let (snapshots, own, others) = api
-        .inner
-        .db
-        .read("roots for usage", move |read| {
-            let roots = |only, except| match wants_shares {
-                true => retention::roots(read, org, only, except),
-                false => Ok(Vec::new()),
-            };
-            Ok((snapshots::count(read, org, id)?, roots(Some(id), None)?, roots(None, Some(id))?))
-        })
-        .await?;
+    let db = &api.inner.db;
+    let snapshots = db.count_snapshots(org, id).await?;
+    let (own, others) = match wants_shares {
+        true => {
+            (db.snapshot_roots(org, Some(id), None).await?, db.snapshot_roots(org, None, Some(id)).await?)
+        }
+        false => (Vec::new(), Vec::new()),
+    };
     let counted = move |store: &covey_home::PackStore| -> Result<Usage> {
         let shares = match wants_shares {
             true => Some(shares(store, &own, &others).map_err(|error| ApiError::of(error.fault(), &error))?),
@@ -242,7 +238,7 @@ pub(super) fn generation(query: &Query, name: &str) -> Result<GenerationName> {
 
 /// The snapshot that is meant.
 pub(super) async fn snapshot(api: &Api, org: OrgId, id: HomeId, name: GenerationName) -> Result<At> {
-    let found = api.inner.db.read("find snapshot", move |read| snapshots::named(read, org, id, name)).await?;
+    let found = api.inner.db.snapshot(org, id, name).await?;
     Ok(At { generation: found.snapshot.generation, root: found.snapshot.root })
 }
 

@@ -10,7 +10,6 @@ use super::error::{ApiError, Result};
 use super::extract::{Caller, IdInPath};
 use super::fields::Query;
 use super::{Api, page};
-use crate::db::{journal, runners as registry, sessions};
 
 pub(super) async fn health() -> Json<Health> {
     Json(Health { status: "ok".to_owned(), version: env!("CARGO_PKG_VERSION").to_owned() })
@@ -18,7 +17,7 @@ pub(super) async fn health() -> Json<Health> {
 
 pub(super) async fn runners(State(api): State<Api>, caller: Caller) -> Result<Json<Page<Runner>>> {
     let org = caller.org;
-    let found = api.inner.db.read("list runners", move |read| registry::list(read, org)).await?;
+    let found = api.inner.db.list_runners(org).await?;
     let data = found
         .into_iter()
         .map(|runner| Runner {
@@ -41,14 +40,8 @@ pub(super) async fn records(
 ) -> Result<Json<Page<Value>>> {
     let (org, limit) = (caller.org, page::limit(&query)?);
     let after = page::after::<u64>(&query)?.unwrap_or(0);
-    let found = api
-        .inner
-        .db
-        .read("list records", move |read| {
-            sessions::get(read, org, id)?;
-            journal::since(read, org, id, after, limit + 1)
-        })
-        .await?;
+    api.inner.db.session(org, id).await?;
+    let found = api.inner.db.records(org, id, after, limit + 1).await?;
     let cut = page::cut(found, limit, |record| record.seq);
     let data = cut
         .data

@@ -28,11 +28,7 @@ pub(super) async fn create(
     let name = fields.required_name("name", NAME_CHARS_MAX)?.to_owned();
     let document = Value::Object(patched(Map::new(), &fields)?);
     let org = caller.org;
-    let made = api
-        .inner
-        .db
-        .write("create environment", move |tx| environments::insert(tx, org, &name, &document))
-        .await?;
+    let made = api.inner.db.create_environment(org, &name, &document).await?;
     Ok(Json(shown(made)))
 }
 
@@ -42,7 +38,7 @@ pub(super) async fn get(
     IdInPath(id): IdInPath<EnvironmentId>,
 ) -> Result<Json<api::Environment>> {
     let org = caller.org;
-    let found = api.inner.db.read("get environment", move |read| environments::get(read, org, id)).await?;
+    let found = api.inner.db.environment(org, id).await?;
     Ok(Json(shown(found)))
 }
 
@@ -55,11 +51,7 @@ pub(super) async fn list(
     let after = page::after::<EnvironmentId>(&query)?;
     let wanted = db::Page { after, limit: limit + 1, order: Order::Descending };
     let org = caller.org;
-    let found = api
-        .inner
-        .db
-        .read("list environments", move |read| environments::list(read, org, &wanted, archived))
-        .await?;
+    let found = api.inner.db.list_environments(org, &wanted, archived).await?;
     let found = found.into_iter().map(shown).collect();
     Ok(Json(page::cut(found, limit, |environment: &api::Environment| environment.id.clone())))
 }
@@ -73,15 +65,11 @@ pub(super) async fn update(
     let org = caller.org;
     let fields = Fields::body(&body);
     let name = fields.name("name", NAME_CHARS_MAX)?.map(str::to_owned);
-    let current = api.inner.db.read("get environment", move |read| environments::get(read, org, id)).await?;
+    let current = api.inner.db.environment(org, id).await?;
     let name = name.unwrap_or(current.name);
     let stored = current.config.as_object().cloned().unwrap_or_default();
     let document = Value::Object(patched(stored, &fields)?);
-    let changed = api
-        .inner
-        .db
-        .write("update environment", move |tx| environments::update(tx, org, id, &name, &document))
-        .await?;
+    let changed = api.inner.db.update_environment(org, id, &name, &document).await?;
     Ok(Json(shown(changed)))
 }
 
@@ -91,8 +79,7 @@ pub(super) async fn archive(
     IdInPath(id): IdInPath<EnvironmentId>,
 ) -> Result<Json<api::Environment>> {
     let org = caller.org;
-    let archived =
-        api.inner.db.write("archive environment", move |tx| environments::archive(tx, org, id)).await?;
+    let archived = api.inner.db.archive_environment(org, id).await?;
     Ok(Json(shown(archived)))
 }
 
@@ -102,7 +89,7 @@ pub(super) async fn delete(
     IdInPath(id): IdInPath<EnvironmentId>,
 ) -> Result<Json<api::EnvironmentDeleted>> {
     let org = caller.org;
-    api.inner.db.write("delete environment", move |tx| environments::delete(tx, org, id)).await?;
+    api.inner.db.delete_environment(org, id).await?;
     Ok(Json(api::EnvironmentDeleted { id: id.to_string(), kind: "environment_deleted".to_owned() }))
 }
 

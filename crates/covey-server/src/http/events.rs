@@ -13,8 +13,8 @@ use super::error::{ApiError, Result};
 use super::extract::{Caller, IdInPath, JsonBody};
 use super::fields::{Fields, Query};
 use super::{Api, STREAMS_MAX, page, stream as sse};
-use crate::db::journal::{self, UserEvent};
-use crate::db::{Order, PAGE_ROWS_MAX, sessions};
+use crate::db::journal::UserEvent;
+use crate::db::{Order, PAGE_ROWS_MAX};
 
 /// Blocks in one message.
 const BLOCKS_PER_MESSAGE_MAX: usize = 100;
@@ -32,11 +32,7 @@ pub(super) async fn send(
     fields.required_list("events")?;
     let events = user_events(&fields, "events", idempotency_key(&headers)?)?;
     let org = caller.org;
-    let records = api
-        .inner
-        .db
-        .write("send events", move |tx| journal::append_user_events(tx, org, id, &events))
-        .await?;
+    let records = api.inner.db.append_user_events(org, id, events).await?;
     Ok(Json(EventsSent { data: records.iter().filter_map(|record| record.public()).collect() }))
 }
 
@@ -51,25 +47,19 @@ pub(super) async fn list(
     let order = page::order(&query, Order::Ascending)?;
     let types: Vec<String> = query.many("types").into_iter().map(str::to_owned).collect();
     let org = caller.org;
-    let found = api
-        .inner
-        .db
-        .read("list events", move |read| {
-            let mut found = Vec::new();
-            let mut after = after;
-            // Filtered here and not in SQL: a page of few matches reads more rows, but each only once.
-            loop {
-                let rows = journal::list_public(read, org, id, after, PAGE_ROWS_MAX, order)?;
-                let (is_last, end) = (rows.len() < PAGE_ROWS_MAX, rows.last().map(|(seq, _)| *seq));
-                found.extend(rows.into_iter().filter(|(_, event)| matches(event, &types)));
-                match end {
-                    Some(end) if !is_last && found.len() <= limit => after = end,
-                    _ => break,
-                }
-            }
-            Ok(found)
-        })
-        .await?;
+    let mut found = Vec::new();
+    let mut after = after;
+    // Filtered here and not in SQL: a page of few matches reads more rows, but each only once. A journal only grows at
+    // its end, so what lies between the positions is the same in every look.
+    loop {
+        let rows = api.inner.db.public_events(org, id, after, PAGE_ROWS_MAX, order).await?;
+        let (is_last, end) = (rows.len() < PAGE_ROWS_MAX, rows.last().map(|(seq, _)| *seq));
+        found.extend(rows.into_iter().filter(|(_, event)| matches(event, &types)));
+        match end {
+            Some(end) if !is_last && found.len() <= limit => after = end,
+            _ => break,
+        }
+    }
     let cut = page::cut(found, limit, |(seq, _)| *seq);
     Ok(Json(Page { data: cut.data.into_iter().map(|(_, event)| event).collect(), next_page: cut.next_page }))
 }
@@ -96,17 +86,11 @@ pub(super) async fn stream(
         ApiError::new(Fault::Limit, format!("{STREAMS_MAX} event streams are open already; close some"))
     })?;
     let org = caller.org;
-    let after = api
-        .inner
-        .db
-        .read("open stream", move |read| {
-            let session = sessions::get(read, org, id)?;
-            match behind {
-                None => Ok(Some(session.head)),
-                Some(event) => journal::seq_of(read, org, id, event),
-            }
-        })
-        .await?;
+    let session = api.inner.db.session(org, id).await?;
+    let after = match behind {
+        None => Some(session.head),
+        Some(event) => api.inner.db.seq_of_event(org, id, event).await?,
+    };
     let Some(after) = after else {
         return Err(ApiError::invalid(
             "`Last-Event-ID`: the session has no such event; list its events, then stream without the header",

@@ -16,7 +16,6 @@ use serde_json::{Map, Value};
 use super::Api;
 use super::error::{ApiError, Result};
 use super::fields::Query;
-use crate::db::tokens;
 
 /// A token's use is written down at most this often, so that reading requests do not become writes.
 const TOKEN_USE_RESOLUTION: Duration = Duration::from_secs(60);
@@ -36,7 +35,7 @@ impl FromRequestParts<Api> for Caller {
                 "a token is missing; send `Authorization: Bearer …` or `x-api-key: …`",
             ));
         };
-        let found = api.inner.db.read("check token", move |read| tokens::verify(read, &secret)).await?;
+        let found = api.inner.db.verify_token(&secret).await?;
         let Some((org, token)) = found else {
             return Err(ApiError::unauthenticated(
                 "the token is not known here, or it was revoked; `covey up` prints a valid one",
@@ -66,7 +65,7 @@ async fn note_use(api: &Api, org: OrgId, token: TokenId) {
         }
         uses.insert(token, now);
     }
-    if let Err(error) = api.inner.db.write("note token use", move |tx| tokens::touch(tx, org, token)).await {
+    if let Err(error) = api.inner.db.touch_token(org, token).await {
         tracing::warn!(%error, "the use of a token could not be written down");
     }
 }

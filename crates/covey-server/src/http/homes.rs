@@ -13,8 +13,8 @@ use super::error::{ApiError, Result};
 use super::extract::{Caller, IdInPath, JsonBody};
 use super::fields::{Fields, Query};
 use super::{Api, page};
-use crate::db::snapshots::{Origin, Replacement};
-use crate::db::{self, Order, agents, homes, retention, snapshots};
+use crate::db::snapshots::{ForkTarget, Origin, Replacement};
+use crate::db::{self, Order, homes};
 use crate::history::path_of;
 
 /// Characters of the name of an agent that a fork makes.
@@ -27,7 +27,7 @@ pub(super) async fn list(State(api): State<Api>, caller: Caller, query: Query) -
     let after = page::after::<HomeId>(&query)?;
     let wanted = db::Page { after, limit: limit + 1, order: page::order(&query, Order::Descending)? };
     let org = caller.org;
-    let found = api.inner.db.read("list homes", move |read| homes::list(read, org, &wanted)).await?;
+    let found = api.inner.db.list_homes(org, &wanted).await?;
     let found = found.into_iter().map(|home| shown(org, &home)).collect();
     Ok(Json(page::cut(found, limit, |home: &Home| home.id.clone())))
 }
@@ -38,7 +38,7 @@ pub(super) async fn get(
     IdInPath(id): IdInPath<HomeId>,
 ) -> Result<Json<Home>> {
     let org = caller.org;
-    let home = api.inner.db.read("get home", move |read| homes::get(read, org, id)).await?;
+    let home = api.inner.db.home(org, id).await?;
     Ok(Json(shown(org, &home)))
 }
 
@@ -50,14 +50,8 @@ pub(super) async fn snapshots(
 ) -> Result<Json<Page<Snapshot>>> {
     let (org, limit) = (caller.org, page::limit(&query)?);
     let before = page::after::<u64>(&query)?.map(Generation);
-    let (found, kept) = api
-        .inner
-        .db
-        .read("list snapshots", move |read| {
-            let found = snapshots::list(read, org, id, before, limit + 1)?;
-            Ok((found, retention::kept(read, org, id, db::now())?))
-        })
-        .await?;
+    let found = api.inner.db.list_snapshots(org, id, before, limit + 1).await?;
+    let kept = api.inner.db.kept_snapshots(org, id, db::now()).await?;
     let found = found
         .into_iter()
         .map(|row| Snapshot {
@@ -97,12 +91,11 @@ pub(super) async fn import(
     let org = caller.org;
     if api.inner.stores.is_some() {
         // Somebody else's home is not looked into before it is known whose it is.
-        api.inner.db.read("get home", move |read| homes::get(read, org, id)).await?;
+        api.inner.db.home(org, id).await?;
         let found = api.stores()?.with(org, move |store| read_root(store, &root)).await?;
         if found.is_err() {
             // It is not wrong, it was collected.
-            let check = move |read: &db::Read<'_>| snapshots::check_epoch(read, org, id, epoch);
-            api.inner.db.read("check epoch", check).await?;
+            api.inner.db.check_epoch(org, id, epoch).await?;
         }
         let top = found.map_err(|error| {
             let text = format!("`root`: there is no such state in the store of this org: {error}");
@@ -114,27 +107,17 @@ pub(super) async fn import(
         })?;
         (files, bytes) = (top.files, top.bytes);
     }
-    let generation = api
-        .inner
-        .db
-        .write("import home", move |tx| {
-            let base = match base {
-                Some(base) => base,
-                None => homes::get(tx, org, id)?.generation,
-            };
-            let with = Replacement {
-                base,
-                root,
-                files,
-                bytes,
-                epoch: Some(epoch),
-                origin: Origin::Imported,
-                from: None,
-                over_unsecured: true,
-            };
-            snapshots::replace(tx, org, id, &with)
-        })
-        .await?;
+    let with = Replacement {
+        base,
+        root,
+        files,
+        bytes,
+        epoch: Some(epoch),
+        origin: Origin::Imported,
+        from: None,
+        over_unsecured: true,
+    };
+    let generation = api.inner.db.replace_home(org, id, &with).await?;
     Ok(Json(replaced(id, generation, root, files, bytes)))
 }
 
@@ -153,23 +136,15 @@ pub(super) async fn restore(
     let is_whole = covey_home::view::components(&path)?.is_empty();
     let org = caller.org;
     if is_whole {
-        let (generation, from) = api
-            .inner
-            .db
-            .write("restore home", move |tx| snapshots::restore(tx, org, id, name, base, force))
-            .await?;
+        let (generation, from) = api.inner.db.restore_home(org, id, name, base, force).await?;
         return Ok(Json(replaced(id, generation, from.snapshot.root, from.files, from.bytes)));
     }
     let mut tries = 0;
     loop {
         tries += 1;
-        let (home, from) = api
-            .inner
-            .db
-            .read("snapshots to restore", move |read| {
-                Ok((homes::get(read, org, id)?, snapshots::named(read, org, id, name)?))
-            })
-            .await?;
+        // The home first: when it moves between the two, the base is refused.
+        let home = api.inner.db.home(org, id).await?;
+        let from = api.inner.db.snapshot(org, id, name).await?;
         let (Some(current), source) = (home.root, from.snapshot.root) else {
             return Err(ApiError::not_found("a snapshot of", &id.to_string()));
         };
@@ -177,7 +152,7 @@ pub(super) async fn restore(
         let edited =
             api.stores()?.with(org, move |store| restore_path(store, &current, &source, &path)).await??;
         let with = Replacement {
-            base: base.unwrap_or(home.generation),
+            base: Some(base.unwrap_or(home.generation)),
             root: edited.root,
             files: edited.files,
             bytes: edited.bytes,
@@ -186,11 +161,7 @@ pub(super) async fn restore(
             from: Some((None, from.snapshot.generation)),
             over_unsecured: force,
         };
-        let written = api
-            .inner
-            .db
-            .write("restore path", move |tx| snapshots::replace_edited(tx, org, id, &with))
-            .await?;
+        let written = api.inner.db.replace_edited_home(org, id, &with).await?;
         match written {
             Some(generation) => {
                 return Ok(Json(replaced(id, generation, edited.root, edited.files, edited.bytes)));
@@ -230,28 +201,14 @@ pub(super) async fn fork(
         ));
     }
     let org = caller.org;
-    let forked = api
-        .inner
-        .db
-        .write("fork home", move |tx| {
-            let agent = match target {
-                Some(target) => agents::get(tx, org, target)?,
-                None => {
-                    let source = agents::get(tx, org, agents::by_home(tx, org, id)?)?;
-                    let name = new_agent.unwrap_or_else(|| format!("{} (fork)", source.name));
-                    agents::insert(tx, org, &name, &source.config)?
-                }
-            };
-            let (generation, from) = snapshots::fork(tx, org, id, name, agent.home, force)?;
-            Ok(HomeForked {
-                id: agent.home.to_string(),
-                agent_id: agent.id.to_string(),
-                generation: generation.0,
-                root: from.snapshot.root.to_string(),
-            })
-        })
-        .await?;
-    Ok(Json(forked))
+    let target = target.map_or(ForkTarget::New { name: new_agent }, ForkTarget::Agent);
+    let forked = api.inner.db.fork_home(org, id, name, &target, force).await?;
+    Ok(Json(HomeForked {
+        id: forked.agent.home.to_string(),
+        agent_id: forked.agent.id.to_string(),
+        generation: forked.generation.0,
+        root: forked.from.snapshot.root.to_string(),
+    }))
 }
 
 fn required_generation(fields: &Fields<'_>) -> Result<GenerationName> {

@@ -10,7 +10,7 @@ use super::Api;
 use super::error::{ApiError, Result};
 use super::extract::{Caller, IdInPath, JsonBody};
 use super::fields::Fields;
-use crate::db::rules;
+use crate::db::rules::{HomeRulesEdit, OrgRulesEdit};
 
 /// Rules of a home; the org's rules have one more.
 const NAMES: [&str; 4] = ["keep_newest", "keep_for_s", "bytes_max", "files_max"];
@@ -23,8 +23,7 @@ pub(super) async fn of_home(
     IdInPath(id): IdInPath<HomeId>,
 ) -> Result<Json<HomeRulesShown>> {
     let org = caller.org;
-    let (own, effective) =
-        api.inner.db.read("rules of home", move |read| rules::of_home(read, org, id)).await?;
+    let (own, effective) = api.inner.db.home_rules(org, id).await?;
     Ok(Json(HomeRulesShown { own, effective }))
 }
 
@@ -37,21 +36,14 @@ pub(super) async fn set_home(
 ) -> Result<Json<HomeRulesShown>> {
     let change = Change::of(&body, &[])?;
     let org = caller.org;
-    let (own, effective) = api
-        .inner
-        .db
-        .write("set rules of home", move |tx| {
-            let (own, _) = rules::of_home(tx, org, id)?;
-            rules::set_home(tx, org, id, &change.over(own))?;
-            rules::of_home(tx, org, id)
-        })
-        .await?;
+    let edit = HomeRulesEdit(Box::new(move |own| change.over(own)));
+    let (own, effective) = api.inner.db.edit_home_rules(org, id, edit).await?;
     Ok(Json(HomeRulesShown { own, effective }))
 }
 
 pub(super) async fn of_org(State(api): State<Api>, caller: Caller) -> Result<Json<OrgRules>> {
     let org = caller.org;
-    Ok(Json(api.inner.db.read("rules of org", move |read| rules::of_org(read, org)).await?))
+    Ok(Json(api.inner.db.org_rules(org).await?))
 }
 
 /// Fields that are absent stay, null takes a rule away.
@@ -62,17 +54,11 @@ pub(super) async fn set_org(
 ) -> Result<Json<OrgRules>> {
     let change = Change::of(&body, &[ORG_BYTES_MAX])?;
     let org = caller.org;
-    let rules = api
-        .inner
-        .db
-        .write("set rules of org", move |tx| {
-            let now = rules::of_org(tx, org)?;
-            let org_bytes_max = change.number(ORG_BYTES_MAX, now.org_bytes_max);
-            rules::set_org(tx, org, &change.over(now.homes), org_bytes_max)?;
-            rules::of_org(tx, org)
-        })
-        .await?;
-    Ok(Json(rules))
+    let edit = OrgRulesEdit(Box::new(move |now| {
+        let org_bytes_max = change.number(ORG_BYTES_MAX, now.org_bytes_max);
+        (change.over(now.homes), org_bytes_max)
+    }));
+    Ok(Json(api.inner.db.edit_org_rules(org, edit).await?))
 }
 
 /// Which rules a request sets, and to what.

@@ -14,8 +14,8 @@ use super::events;
 use super::extract::{Caller, IdInPath, JsonBody};
 use super::fields::{Fields, Query, patch_metadata};
 use super::page;
-use crate::db::sessions::{NewSession, SessionFilter};
-use crate::db::{self, Order, agents, journal, sessions};
+use crate::db::sessions::{NewSession, SessionEdit, SessionFilter, SessionText};
+use crate::db::{self, Order, agents, sessions};
 
 /// Characters of a session's title.
 const TITLE_CHARS_MAX: usize = 512;
@@ -54,15 +54,7 @@ pub(super) async fn create(
     let agent_snapshot = if agent.overrides.is_empty() {
         None
     } else {
-        let (id, version) = (agent.id, agent.version);
-        let version = api
-            .inner
-            .db
-            .read("get agent version", move |read| {
-                let current = agents::get(read, org, id)?;
-                agents::version(read, org, id, version.unwrap_or(current.version))
-            })
-            .await?;
+        let (_, version) = api.inner.db.agent_version(org, agent.id, agent.version).await?;
         Some(overridden(&agent, version)?)
     };
     let version_of = |document: &Value| document.get("version").and_then(Value::as_u64);
@@ -76,18 +68,7 @@ pub(super) async fn create(
         metadata: json!(metadata),
         extra: json!({}),
     };
-    let session = api
-        .inner
-        .db
-        .write("create session", move |tx| {
-            let session = sessions::insert(tx, org, &new)?;
-            if initial.is_empty() {
-                return Ok(session);
-            }
-            journal::append_user_events(tx, org, session.id, &initial)?;
-            sessions::get(tx, org, session.id)
-        })
-        .await?;
+    let session = api.inner.db.create_session(org, &new, initial).await?;
     Ok(Json(shown(session)))
 }
 
@@ -97,7 +78,7 @@ pub(super) async fn get(
     IdInPath(id): IdInPath<SessionId>,
 ) -> Result<Json<api::Session>> {
     let org = caller.org;
-    let session = api.inner.db.read("get session", move |read| sessions::get(read, org, id)).await?;
+    let session = api.inner.db.session(org, id).await?;
     Ok(Json(shown(session)))
 }
 
@@ -129,8 +110,7 @@ pub(super) async fn list(
         ..SessionFilter::default()
     };
     let org = caller.org;
-    let found =
-        api.inner.db.read("list sessions", move |read| sessions::list(read, org, &filter, &wanted)).await?;
+    let found = api.inner.db.list_sessions(org, &filter, &wanted).await?;
     let found = found.into_iter().map(shown).collect();
     Ok(Json(page::cut(found, limit, |session: &api::Session| session.id.clone())))
 }
@@ -148,17 +128,14 @@ pub(super) async fn update(
     let (title, keeps_title) = (title(&fields)?, !fields.has("title"));
     let patch = fields.metadata("metadata")?.unwrap_or_default();
     let org = caller.org;
-    let session = api
-        .inner
-        .db
-        .write("update session", move |tx| {
-            let current = sessions::get(tx, org, id)?;
-            let mut metadata = stored_metadata(Some(&current.metadata));
-            patch_metadata(&mut metadata, patch).map_err(|e| db::DbError::Invalid(e.message().to_owned()))?;
-            let title = if keeps_title { current.title } else { title };
-            sessions::update(tx, org, id, title.as_deref(), &json!(metadata))
-        })
-        .await?;
+    let edit = SessionEdit(Box::new(move |current| {
+        let mut metadata = stored_metadata(Some(&current.metadata));
+        let patched = patch_metadata(&mut metadata, patch.clone());
+        patched.map_err(|e| db::DbError::Invalid(e.message().to_owned()))?;
+        let title = if keeps_title { current.title.clone() } else { title.clone() };
+        Ok(SessionText { title, metadata: json!(metadata) })
+    }));
+    let session = api.inner.db.edit_session(org, id, edit).await?;
     Ok(Json(shown(session)))
 }
 
@@ -168,7 +145,7 @@ pub(super) async fn archive(
     IdInPath(id): IdInPath<SessionId>,
 ) -> Result<Json<api::Session>> {
     let org = caller.org;
-    let session = api.inner.db.write("archive session", move |tx| sessions::archive(tx, org, id)).await?;
+    let session = api.inner.db.archive_session(org, id).await?;
     Ok(Json(shown(session)))
 }
 
@@ -178,7 +155,7 @@ pub(super) async fn delete(
     IdInPath(id): IdInPath<SessionId>,
 ) -> Result<Json<api::SessionDeleted>> {
     let org = caller.org;
-    api.inner.db.write("delete session", move |tx| sessions::delete(tx, org, id)).await?;
+    api.inner.db.delete_session(org, id).await?;
     Ok(Json(api::SessionDeleted { id: id.to_string(), kind: "session_deleted".to_owned() }))
 }
 

@@ -17,21 +17,14 @@ use super::extract::{Caller, JsonBody};
 use super::fields::Fields;
 use super::{Api, pieces};
 use crate::collect::{CollectConfig, CollectRequest, CollectorError};
-use crate::db::orgs;
-
 /// How often a line about the progress is sent.
 const PROGRESS_EVERY: Duration = Duration::from_secs(1);
 
 /// The last collection.
 pub(super) async fn get(State(api): State<Api>, caller: Caller) -> Result<Json<Value>> {
     let org = caller.org;
-    let (last, floor) = api
-        .inner
-        .db
-        .read("last collection", move |read| {
-            Ok((orgs::last_collection(read, org)?, orgs::collect_floor(read, org)?))
-        })
-        .await?;
+    let last = api.inner.db.last_collection(org).await?;
+    let floor = api.inner.db.collect_floor(org).await?;
     let collected = last.map(|last| json!({ "at": last.at.to_string(), "report": last.report }));
     Ok(Json(json!({ "org_id": org.to_string(), "collected": collected, "epoch_floor": floor })))
 }

@@ -21,14 +21,14 @@ pub(super) async fn create(
 ) -> Result<Json<Token>> {
     let name = Fields::body(&body).required_name("name", NAME_CHARS_MAX)?.to_owned();
     let org = caller.org;
-    let (made, secret) = api.inner.db.write("create token", move |tx| store::create(tx, org, &name)).await?;
+    let (made, secret) = api.inner.db.create_token(org, &name).await?;
     Ok(Json(Token { secret: Some(secret), ..shown(made) }))
 }
 
 /// All of them in one page: tokens are made by hand.
 pub(super) async fn list(State(api): State<Api>, caller: Caller) -> Result<Json<Page<Token>>> {
     let org = caller.org;
-    let found = api.inner.db.read("list tokens", move |read| store::list(read, org)).await?;
+    let found = api.inner.db.list_tokens(org).await?;
     Ok(Json(Page { data: found.into_iter().map(shown).collect(), next_page: None }))
 }
 
@@ -38,14 +38,7 @@ pub(super) async fn revoke(
     IdInPath(id): IdInPath<TokenId>,
 ) -> Result<Json<Token>> {
     let org = caller.org;
-    let revoked = api
-        .inner
-        .db
-        .write("revoke token", move |tx| {
-            store::revoke(tx, org, id)?;
-            store::get(tx, org, id)
-        })
-        .await?;
+    let revoked = api.inner.db.revoke_token(org, id).await?;
     Ok(Json(shown(revoked)))
 }
 

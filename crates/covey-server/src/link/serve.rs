@@ -14,8 +14,8 @@ use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
 use super::{Connected, Links, OUTBOX_MAX, Outbox};
+use crate::db::DbError;
 use crate::db::snapshots::{Publish, Published};
-use crate::db::{DbError, homes, journal, runners, snapshots, tokens};
 
 /// How often each side says that it is still here.
 pub const HEARTBEAT: Duration = Duration::from_secs(5);
@@ -90,7 +90,7 @@ where
     register(links, connected);
     tracing::info!(runner = %outbox.runner, "runner connected");
     // After it is registered: what is deleted from here on it is told at once.
-    match links.db.read("deleted homes", move |read| homes::deleted(read, org)).await {
+    match links.db.deleted_homes(org).await {
         Ok(deleted) => outbox.forget(&deleted),
         Err(e) => tracing::warn!(error = %e, "cannot tell a runner which homes were deleted"),
     }
@@ -103,7 +103,7 @@ where
     tracing::info!(runner = %outbox.runner, reason = %end, "runner's link ended");
     unregister(links, &outbox);
     let runner = outbox.runner;
-    let noted = links.db.write("runner disconnected", move |tx| runners::disconnected(tx, org, runner)).await;
+    let noted = links.db.runner_disconnected(org, runner).await;
     if let Err(e) = noted {
         tracing::warn!(error = %e, "could not note that the runner went");
     }
@@ -160,7 +160,7 @@ where
             return Err(LinkError::Refused(reason));
         }
     };
-    let runner = links.db.write("runner connected", move |tx| runners::connected(tx, org, &name)).await?;
+    let runner = links.db.runner_connected(org, &name).await?;
     let heartbeat_ms = HEARTBEAT.as_millis() as u32;
     let welcome = ServerToRunner::Welcome { version, runner, heartbeat_ms };
     writer.write_all(&frame::encode(&welcome)?).await?;
@@ -188,7 +188,7 @@ async fn admit(
     let Some(secret) = credential else {
         return Ok(Err("a token is needed; give the runner one of its org".into()));
     };
-    let owner = links.db.read("verify runner token", move |read| tokens::verify(read, &secret)).await?;
+    let owner = links.db.verify_token(&secret).await?;
     Ok(owner.map(|(org, _)| org).ok_or_else(|| "the token is unknown or revoked; create a new one".into()))
 }
 
@@ -315,23 +315,10 @@ pub(crate) async fn answer_undriven(
             publish(links, outbox, home, offer).await
         }
         RunnerToServer::SecureFailed { fault, detail, .. } => {
-            links
-                .db
-                .write("secure failed", move |tx| {
-                    let org = homes::org_of(tx, home)?;
-                    homes::note_secure_failed(tx, org, home, fault, &detail)
-                })
-                .await
+            links.db.note_secure_failed(home, fault, &detail).await
         }
         RunnerToServer::ToolDone { step, .. } => {
-            let known = links
-                .db
-                .read("is the result known", move |read| {
-                    let org = homes::org_of(read, home)?;
-                    let session = homes::get(read, org, home)?.lease_session;
-                    session.map_or(Ok(true), |session| journal::has_result(read, session, step))
-                })
-                .await?;
+            let known = links.db.is_result_known(home, step).await?;
             // Without a driver no turn is open, so a result that is not known belongs to nobody any more only
             // when there is no session; otherwise the driver that is about to start asks for it.
             if known && outbox.send(ServerToRunner::AcknowledgeTool { home, step }).is_err() {
@@ -351,13 +338,7 @@ pub(crate) async fn publish(
     offer: Publish,
 ) -> Result<(), DbError> {
     let root = offer.root;
-    let published = links
-        .db
-        .write("publish", move |tx| {
-            let org = homes::org_of(tx, home)?;
-            snapshots::publish(tx, org, home, &offer)
-        })
-        .await;
+    let published = links.db.publish(home, &offer).await;
     let outcome = match published {
         Ok(Published::Current(generation)) => PublishOutcome::Published { generation },
         Ok(Published::OverQuota(reason)) if outbox.version() >= QUOTA_SINCE => {
@@ -387,7 +368,7 @@ mod tests {
     use tokio::io::DuplexStream;
 
     use super::*;
-    use crate::db::{Db, orgs};
+    use crate::db::Db;
 
     struct Fixture {
         _dir: tempfile::TempDir,
@@ -398,7 +379,7 @@ mod tests {
     async fn fixture() -> Fixture {
         let dir = tempfile::tempdir().unwrap();
         let db = Db::open(&dir.path().join("covey.db")).unwrap();
-        let org = db.write("org", orgs::ensure_default).await.unwrap();
+        let org = db.ensure_default_org().await.unwrap();
         Fixture { _dir: dir, links: Links::new(db), org }
     }
 

@@ -3,7 +3,6 @@
 use std::fs;
 
 use covey_home::verify;
-use covey_server::db::{agents, homes, orgs};
 
 use super::world::{World, noise};
 
@@ -21,10 +20,10 @@ async fn what_an_agent_had_goes_with_it_and_what_others_need_stays() {
     assert_eq!(world.collect().await.packs.packs_removed, 0, "everything is needed");
     let (org, agent, home, session) = (world.org, one.agent, one.home, one.session);
     let busy =
-        world.db.write("delete", move |tx| agents::delete(tx, org, agent)).await.unwrap_err().to_string();
+        world.db.delete_agent(org, agent).await.unwrap_err().to_string();
     assert!(busy.contains("at work"), "{busy}");
-    world.db.write("release", move |tx| homes::release(tx, org, home, session)).await.unwrap();
-    let deleted = world.db.write("delete", move |tx| agents::delete(tx, org, agent)).await.unwrap();
+    world.db.release_home(org, home, session).await.unwrap();
+    let deleted = world.db.delete_agent(org, agent).await.unwrap();
     assert_eq!((deleted.sessions, deleted.snapshots), (1, 1));
     let done = world.collect().await;
     let freed = done.packs.freed_bytes;
@@ -33,6 +32,6 @@ async fn what_an_agent_had_goes_with_it_and_what_others_need_stays() {
     let store = world.store();
     assert!(!verify(&store, &first).unwrap().problems.is_empty(), "what nobody names is gone");
     assert_eq!(world.collect().await.packs.freed_bytes, 0, "there is nothing left to do");
-    let last = world.db.read("last", move |read| orgs::last_collection(read, org)).await.unwrap().unwrap();
+    let last = world.db.last_collection(org).await.unwrap().unwrap();
     assert_eq!(last.report["freed_bytes"], 0);
 }

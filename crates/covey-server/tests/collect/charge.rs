@@ -4,7 +4,6 @@ use std::sync::Arc;
 
 use covey_home::{PackStore, claim, meet_floor, owner};
 use covey_server::collect::{CollectConfig, CollectorError};
-use covey_server::db::orgs;
 use covey_server::model::scripted::ScriptedModel;
 use covey_server::{Homes, SERVED, Server, StartError};
 use covey_types::Fault;
@@ -55,7 +54,7 @@ async fn a_floor_above_the_stores_epoch_does_not_refuse_every_publish_for_ever()
     let (worker, org) = (world.worker("one").await, world.org);
     std::fs::write(worker.dir.join("a"), b"a").unwrap();
     // As after a restore: the database counts on, and its new store begins at zero.
-    world.db.write("floor", move |tx| orgs::raise_collect_floor(tx, org, 7)).await.unwrap();
+    world.db.raise_collect_floor(org, 7).await.unwrap();
     let report = world.secure(&worker, &world.store());
     assert!(matches!(
         world.offer(&worker, &report).await,
@@ -75,7 +74,7 @@ async fn a_floor_below_the_stores_epoch_is_raised_before_anything_is_published()
     // As with an older database on the same store: collections have passed that it does not know of.
     meet_floor(backend(&world.store()), 3).unwrap();
     start(&world).await.unwrap();
-    let floor = world.db.read("floor", move |read| orgs::collect_floor(read, org)).await.unwrap();
+    let floor = world.db.collect_floor(org).await.unwrap();
     assert_eq!(floor, 3);
     assert!(matches!(
         world.offer(&worker, &late).await,

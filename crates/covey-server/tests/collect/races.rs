@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use covey_home::{CollectOptions, NoProgress, Roots, StoreError, collect, restore_path, verify};
-use covey_server::db::snapshots::{Origin, Published, Replacement};
-use covey_server::db::{DbError, agents, homes, orgs, retention, sessions, snapshots};
+use covey_server::db::DbError;
+use covey_server::db::snapshots::{ForkTarget, Origin, Published, Replacement};
 use covey_types::{Generation, RootHash};
 use covey_wire::api::history::GenerationName;
 use tokio::runtime::Handle;
@@ -39,7 +39,7 @@ impl Roots for Interrupted<'_> {
         if self.passed.load(Ordering::SeqCst) == 0 {
             self.pass();
         }
-        let roots = self.world.db.read("roots", move |read| retention::roots(read, org, None, None));
+        let roots = self.world.db.snapshot_roots(org, None, None);
         let roots = Handle::current().block_on(roots).unwrap();
         self.pass();
         Ok(roots)
@@ -48,7 +48,7 @@ impl Roots for Interrupted<'_> {
     fn raise_floor(&self, epoch: u64) -> Result<(), StoreError> {
         let org = self.world.org;
         self.pass();
-        let raised = self.world.db.write("floor", move |tx| orgs::raise_collect_floor(tx, org, epoch));
+        let raised = self.world.db.raise_collect_floor(org, epoch);
         Handle::current().block_on(raised).unwrap();
         self.pass();
         Ok(())
@@ -66,22 +66,14 @@ fn collect_interrupted(world: &World, gap: usize, act: &(dyn Fn() + Sync)) -> u6
 }
 
 impl World {
-    fn wait<T: Send + 'static>(
-        &self,
-        tx: impl Fn(&covey_server::db::Tx<'_>) -> Result<T, DbError> + Send + Sync + 'static,
-    ) -> Result<T, DbError> {
-        Handle::current().block_on(self.db.write("test", tx))
-    }
-
     fn release(&self, worker: &Worker) {
-        let (org, home, session) = (self.org, worker.home, worker.session);
-        self.wait(move |tx| homes::release(tx, org, home, session)).unwrap();
+        let released = self.db.release_home(self.org, worker.home, worker.session);
+        Handle::current().block_on(released).unwrap();
     }
 
     fn delete(&self, worker: &Worker) {
-        let (org, agent) = (self.org, worker.agent);
         self.release(worker);
-        self.wait(move |tx| agents::delete(tx, org, agent)).unwrap();
+        Handle::current().block_on(self.db.delete_agent(self.org, worker.agent)).unwrap();
     }
 }
 
@@ -135,7 +127,7 @@ async fn an_import_in_any_gap_of_a_collection_is_refused_or_stays_whole() {
         fs::write(worker.dir.join("a"), noise(7, 600_000)).unwrap();
         let report = world.secure(&worker, &world.store());
         let with = |epoch| Replacement {
-            base: Generation(1),
+            base: Some(Generation(1)),
             root: report.root,
             files: report.files,
             bytes: report.bytes,
@@ -145,7 +137,7 @@ async fn an_import_in_any_gap_of_a_collection_is_refused_or_stays_whole() {
             over_unsecured: true,
         };
         let (org, home) = (world.org, worker.home);
-        let import = |with: Replacement| world.wait(move |tx| snapshots::replace(tx, org, home, &with));
+        let import = |with: Replacement| Handle::current().block_on(world.db.replace_home(org, home, &with));
         tokio::task::block_in_place(|| {
             world.release(&worker);
             let imported = std::sync::Mutex::new(None);
@@ -179,15 +171,14 @@ async fn a_fork_in_any_gap_of_a_collection_keeps_what_its_origin_loses_at_once()
         let removed = tokio::task::block_in_place(|| {
             world.release(&target);
             collect_interrupted(&world, gap, &|| {
-                let fork = move |tx: &covey_server::db::Tx<'_>| {
-                    snapshots::fork(tx, org, source, GenerationName::Current, home, false)
-                };
-                world.wait(fork).unwrap();
+                let into = ForkTarget::Agent(target.agent);
+                let fork = world.db.fork_home(org, source, GenerationName::Current, &into, false);
+                Handle::current().block_on(fork).unwrap();
                 world.delete(&worker);
             })
         });
         assert!(removed > 0, "the garbage went");
-        let row = world.db.read("home", move |read| homes::get(read, org, home)).await.unwrap();
+        let row = world.db.home(org, home).await.unwrap();
         let root = row.root.unwrap();
         world.comes_back(&target, root);
         world.collect().await;
@@ -206,9 +197,9 @@ async fn a_path_is_not_put_back_from_a_snapshot_that_was_forgotten_meanwhile() {
         let (org, home) = (world.org, worker.home);
         // What a request does first: it looks the snapshot up.
         let first = GenerationName::Number(1);
-        let from = world.db.read("look", move |read| snapshots::named(read, org, home, first)).await.unwrap();
+        let from = world.db.snapshot(org, home, first).await.unwrap();
         // Then a collection begins by forgetting it.
-        let forgotten = world.db.write("forget", move |tx| retention::forget(tx, org, home)).await.unwrap();
+        let forgotten = world.db.forget_snapshots(org, &[home]).await.unwrap();
         assert_eq!(forgotten, 1);
         let edited = std::sync::Mutex::new(None);
         let put_back = tokio::task::block_in_place(|| {
@@ -219,7 +210,7 @@ async fn a_path_is_not_put_back_from_a_snapshot_that_was_forgotten_meanwhile() {
             });
             let edited = edited.into_inner().unwrap().unwrap();
             let with = Replacement {
-                base: Generation(2),
+                base: Some(Generation(2)),
                 root: edited.root,
                 files: edited.files,
                 bytes: edited.bytes,
@@ -229,8 +220,8 @@ async fn a_path_is_not_put_back_from_a_snapshot_that_was_forgotten_meanwhile() {
                 over_unsecured: false,
             };
             let named = edited.epoch;
-            let put_back = world.wait(move |tx| snapshots::replace_edited(tx, org, home, &with));
-            let floor = world.wait(move |tx| orgs::collect_floor(tx, org)).unwrap();
+            let put_back = Handle::current().block_on(world.db.replace_edited_home(org, home, &with));
+            let floor = Handle::current().block_on(world.db.collect_floor(org)).unwrap();
             refused += usize::from(named >= floor);
             put_back
         });
@@ -271,14 +262,14 @@ async fn a_publish_that_races_a_collection_is_refused_and_comes_again_with_nothi
     let report = world.secure(&worker, &store);
     // The rules keep the current one only; the collection comes between the upload and its publish.
     let (org, session) = (world.org, worker.session);
-    world.db.write("archive", move |tx| sessions::archive(tx, org, session)).await.unwrap();
+    world.db.archive_session(org, session).await.unwrap();
     let done = world.collect().await;
     assert_eq!(done.snapshots_forgotten, 1);
     assert!(done.packs.packs_removed > 0, "{done:?}");
     assert!(!verify(&world.store(), &first).unwrap().problems.is_empty());
     let refused = world.offer(&worker, &report).await;
     assert_eq!(refused, Published::Collected { floor: 1 });
-    let row = world.db.read("home", move |read| homes::get(read, org, worker.home)).await.unwrap();
+    let row = world.db.home(org, worker.home).await.unwrap();
     assert_eq!((row.generation, row.root), (Generation(2), Some(second)));
     // With the same open store and stat cache, as the runner has them.
     let again = world.secure(&worker, &store);

@@ -4,7 +4,6 @@ use std::fs;
 use std::time::Duration;
 
 use covey_server::collect::CollectConfig;
-use covey_server::db::{agents, homes, orgs, stores, tokens};
 use covey_server::http::{Api, serve};
 use reqwest::Method;
 use serde_json::{Value, json};
@@ -28,7 +27,7 @@ pub(crate) fn client() -> reqwest::Client {
 /// A token of the world's org.
 pub(crate) async fn token(world: &World) -> String {
     let org = world.org;
-    world.db.write("token", move |tx| tokens::create(tx, org, "test")).await.unwrap().1
+    world.db.create_token(org, "test").await.unwrap().1
 }
 
 /// A pack of which less than half is live: two megabytes of six.
@@ -64,7 +63,7 @@ async fn what_is_due_is_collected_until_the_server_stops() {
     let keeps = tokio::spawn(world.collector.clone().keep_collecting(often, stop.clone()));
     let collected = tokio::time::timeout(PATIENCE, async {
         loop {
-            let last = world.db.read("last", move |read| orgs::last_collection(read, org)).await.unwrap();
+            let last = world.db.last_collection(org).await.unwrap();
             if let Some(last) = last {
                 break last;
             }
@@ -77,7 +76,7 @@ async fn what_is_due_is_collected_until_the_server_stops() {
     tokio::time::timeout(PATIENCE, keeps).await.unwrap().unwrap();
     // One that has just been is not due again for a day.
     let day = Duration::from_secs(24 * 60 * 60);
-    let due = world.db.read("due", move |read| orgs::due(read, covey_server::db::now(), day)).await.unwrap();
+    let due = world.db.orgs_to_collect(covey_server::db::now(), day).await.unwrap();
     assert_eq!(due, Vec::new());
 }
 
@@ -132,15 +131,15 @@ async fn deleted_homes_are_remembered_for_runners_that_have_a_copy() {
     let world = World::new().await;
     let (one, two) = (world.worker("one").await, world.worker("two").await);
     let org = world.org;
-    let deleted = || world.db.read("deleted", move |read| homes::deleted(read, org));
+    let deleted = || world.db.deleted_homes(org);
     assert_eq!(deleted().await.unwrap(), Vec::new());
     let (agent, home, session) = (one.agent, one.home, one.session);
-    world.db.write("release", move |tx| homes::release(tx, org, home, session)).await.unwrap();
-    world.db.write("delete", move |tx| agents::delete(tx, org, agent)).await.unwrap();
+    world.db.release_home(org, home, session).await.unwrap();
+    world.db.delete_agent(org, agent).await.unwrap();
     assert_eq!(deleted().await.unwrap(), vec![home]);
     assert_ne!(home, two.home);
     // A server has noted which store the org's blocks are in.
-    world.db.write("note", move |tx| stores::note(tx, org, "identity")).await.unwrap();
-    assert!(world.db.write("org", move |tx| orgs::delete(tx, org)).await.unwrap().was_there);
-    assert_eq!(world.db.read("deleted", move |read| homes::deleted(read, org)).await.unwrap(), Vec::new());
+    world.db.note_store(org, "identity").await.unwrap();
+    assert!(world.db.delete_org(org).await.unwrap().was_there);
+    assert_eq!(world.db.deleted_homes(org).await.unwrap(), Vec::new());
 }

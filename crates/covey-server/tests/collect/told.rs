@@ -1,6 +1,5 @@
 //! Runners are told which homes were deleted.
 
-use covey_server::db::{agents, homes};
 use covey_server::http::{Api, serve};
 use covey_server::link::{self, Links, Trust};
 use covey_types::{HomeId, OrgId, StepId};
@@ -44,7 +43,7 @@ async fn dial(links: &Links, org: OrgId, version: u32) -> DuplexStream {
 
 async fn released(world: &World, worker: &Worker) {
     let (org, home, session) = (world.org, worker.home, worker.session);
-    world.db.write("release", move |tx| homes::release(tx, org, home, session)).await.unwrap();
+    world.db.release_home(org, home, session).await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -55,7 +54,7 @@ async fn at_once_when_they_are_there_and_else_when_they_dial_in() {
     released(&world, &one).await;
     released(&world, &two).await;
     let agent = one.agent;
-    world.db.write("delete", move |tx| agents::delete(tx, org, agent)).await.unwrap();
+    world.db.delete_agent(org, agent).await.unwrap();
     let mut runner = dial(&links, org, 3).await;
     assert_eq!(hear(&mut runner).await, ServerToRunner::ForgetHomes { homes: vec![one.home] });
 

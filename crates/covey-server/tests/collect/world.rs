@@ -10,10 +10,10 @@ use covey_home::{
     verify,
 };
 use covey_server::collect::{CollectRequest, Collected, Collector, CollectorError};
+use covey_server::db::Db;
 use covey_server::db::homes::Claim;
 use covey_server::db::sessions::NewSession;
 use covey_server::db::snapshots::{Publish, Published};
-use covey_server::db::{Db, agents, environments, homes, orgs, sessions, snapshots};
 use covey_server::stores::Stores;
 use covey_types::{AgentId, FencingToken, HomeId, OrgId, RootHash, RunnerId, SessionId, SnapshotKind};
 use serde_json::json;
@@ -41,7 +41,7 @@ impl World {
     pub(crate) async fn new() -> Self {
         let dir = tempfile::tempdir().unwrap();
         let db = Db::open(&dir.path().join("covey.db")).unwrap();
-        let org = db.write("org", orgs::ensure_default).await.unwrap();
+        let org = db.ensure_default_org().await.unwrap();
         let stores = Stores::in_directory(dir.path().join("store"), None);
         let collector = Collector::new(db.clone(), stores.clone());
         Self { dir, db, org, stores, collector, bytes_per_second: 0 }
@@ -49,28 +49,20 @@ impl World {
 
     pub(crate) async fn worker(&self, name: &'static str) -> Worker {
         let org = self.org;
-        let (agent, session, token) = self
-            .db
-            .write("worker", move |tx| {
-                let agent = agents::insert(tx, org, name, &json!({"model": "m"}))?;
-                let new = NewSession {
-                    agent: agent.id,
-                    agent_version: None,
-                    agent_snapshot: None,
-                    environment: environments::insert(tx, org, name, &json!({}))?.id,
-                    title: None,
-                    metadata: json!({}),
-                    extra: json!({}),
-                };
-                let session = sessions::insert(tx, org, &new)?.id;
-                let runner = RunnerId::from_uuid(Uuid::nil());
-                let Claim::Granted(token) = homes::claim(tx, org, agent.home, session, runner)? else {
-                    panic!("a new home is held");
-                };
-                Ok((agent, session, token))
-            })
-            .await
-            .unwrap();
+        let agent = self.db.create_agent(org, name, &json!({"model": "m"})).await.unwrap();
+        let new = NewSession {
+            agent: agent.id,
+            agent_version: None,
+            agent_snapshot: None,
+            environment: self.db.create_environment(org, name, &json!({})).await.unwrap().id,
+            title: None,
+            metadata: json!({}),
+            extra: json!({}),
+        };
+        let session = self.db.create_session(org, &new, vec![]).await.unwrap().id;
+        let runner = RunnerId::from_uuid(Uuid::nil());
+        let claimed = self.db.claim_home(org, agent.home, session, runner).await.unwrap();
+        let Claim::Granted(token) = claimed else { panic!("a new home is held") };
         let dir = self.dir.path().join(name);
         fs::create_dir(&dir).unwrap();
         Worker { agent: agent.id, home: agent.home, session, token, dir }
@@ -98,7 +90,7 @@ impl World {
 
     pub(crate) async fn offer(&self, worker: &Worker, report: &SecureReport) -> Published {
         let (org, home) = (self.org, worker.home);
-        let row = self.db.read("home", move |read| homes::get(read, org, home)).await.unwrap();
+        let row = self.db.home(org, home).await.unwrap();
         let offer = Publish {
             token: worker.token,
             base: row.generation,
@@ -109,7 +101,7 @@ impl World {
             bytes: report.bytes,
             epoch: report.epoch,
         };
-        self.db.write("publish", move |tx| snapshots::publish(tx, org, home, &offer)).await.unwrap()
+        self.db.publish(home, &offer).await.unwrap()
     }
 
     pub(crate) async fn publish(&self, worker: &Worker) -> RootHash {

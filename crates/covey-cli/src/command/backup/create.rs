@@ -7,13 +7,14 @@ use clap::Args;
 use covey_bucket::Access;
 use covey_home::backend::OpenStore as _;
 use covey_home::{CarryError, OrgKeys, PointerError, UploadReport, carry_states, claim};
-use covey_server::db::{self, backup};
+use covey_server::db::{self, DatabaseUrl, backup};
 use covey_types::{ByteCount, Fault, OrgId, RootHash};
 use serde_json::json;
 
 use super::place::{Backups, DATABASE, Record, by_org};
+use crate::database::{DatabaseArgs, must_be_there};
 use crate::exit_code::{ExitCode, Refusal};
-use crate::global::Global;
+use crate::global::{ClientFile, Global};
 use crate::host::Layout;
 use crate::output::{self, card};
 use crate::progress::Progress;
@@ -36,16 +37,32 @@ pub(crate) struct CreateArgs {
     /// Remove the oldest backups when there are more than this, and what only they need [default: keep all].
     #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(u32).range(1..))]
     keep: Option<u32>,
+    #[command(flatten)]
+    database: DatabaseArgs,
+}
+
+/// Why there is no backup of a database server, and what to do instead.
+fn not_a_file(database: &str) -> Refusal {
+    let text = format!(
+        "the server's state is in {database}, and `covey backup` copies SQLite only so far; copy it with \
+         `pg_dump --format=custom`, and then the store with `covey store copy` (docs/operating/postgresql.md)"
+    );
+    Refusal::new(Fault::Invalid, text)
 }
 
 pub(super) fn run(global: &Global, args: &CreateArgs) -> anyhow::Result<ExitCode> {
-    let data_dir = global.data_dir()?;
-    let database = data_dir.join("covey.db");
-    if !database.is_file() {
-        let text = format!("{} has no database; say where the server is with --data-dir", data_dir.display());
-        return Err(Refusal::new(Fault::NotFound, text).into());
+    let layout = Layout::at(global.data_dir()?);
+    let database = match args.database.url(&layout)? {
+        DatabaseUrl::Postgres(location) => return Err(not_a_file(&location.to_string()).into()),
+        DatabaseUrl::Sqlite(path) => path,
+    };
+    // A server of this directory that keeps its state elsewhere may have left an old file here.
+    if let Ok(ClientFile { database: Some(elsewhere), .. }) = global.client_file() {
+        return Err(not_a_file(&elsewhere).into());
     }
-    let store = match Layout::at(data_dir.clone()).store_location()? {
+    must_be_there(&database)?;
+    let data_dir = layout.data_dir.clone();
+    let store = match layout.store_location()? {
         // A bucket's key is needed here, as the server needs it.
         Some(location) if location != args.place => Some(location.open(&data_dir, Access::Read, false)?),
         Some(location) => {

@@ -178,7 +178,9 @@ fn launch(data_dir: &Path, model_url: &str) -> Result<(Child, ClientFile)> {
         .context("cannot start `covey up`")?;
     let stdout = child.stdout.take().context("the server's output is captured")?;
     match read_ready(stdout) {
-        Ok((url, token)) => Ok((child, ClientFile { url, token, store: None, org: None, excludes: None })),
+        Ok((url, token)) => {
+            Ok((child, ClientFile { url, token, store: None, org: None, excludes: None, database: None }))
+        }
         Err(error) => {
             if child.try_wait()?.is_none() {
                 child.kill()?;

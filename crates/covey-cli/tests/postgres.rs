@@ -1,0 +1,108 @@
+//! `covey up` with its state in PostgreSQL, from outside. `cargo xtask test --stage postgres` starts the server and says in
+//! `COVEY_TEST_POSTGRES` where it is; this test has the database of that name for itself.
+
+#[cfg(test)]
+mod tests {
+    use std::io::{BufRead as _, BufReader, Read as _};
+    use std::path::Path;
+    use std::process::{Child, Command, Output, Stdio};
+
+    use serde_json::{Value, json};
+
+    struct Up {
+        child: Child,
+    }
+
+    impl Up {
+        fn start(data: &Path, url: &str) -> Self {
+            let script = data.join("../script.json");
+            let mut command =
+                covey(data, url, &["up", "--listen", "127.0.0.1:0", "--json", "--model-script"]);
+            let mut child = command.arg(&script).stdout(Stdio::piped()).spawn().unwrap();
+            let mut line = String::new();
+            BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+            let up = Self { child };
+            assert!(line.contains("\"url\""), "it did not start; its log says why");
+            up
+        }
+    }
+
+    impl Drop for Up {
+        fn drop(&mut self) {
+            // SIGKILL: nothing is told to anybody.
+            self.child.kill().unwrap();
+            self.child.wait().unwrap();
+        }
+    }
+
+    fn covey(data: &Path, url: &str, args: &[&str]) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_covey"));
+        command.args(args).current_dir(data).stdin(Stdio::null());
+        command.env_clear().env("HOME", data).env("PATH", "/usr/bin:/bin:/usr/sbin:/sbin");
+        command.env("COVEY_DATA_DIR", data).env("COVEY_DATABASE_URL", url);
+        command
+    }
+
+    fn said(output: &Output) -> String {
+        format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
+    }
+
+    fn json(data: &Path, url: &str, args: &[&str]) -> Value {
+        let output = covey(data, url, args).output().unwrap();
+        assert!(output.status.success(), "{args:?}: {}", said(&output));
+        let text = String::from_utf8(output.stdout).unwrap();
+        serde_json::from_str(text.lines().last().unwrap()).unwrap()
+    }
+
+    #[test]
+    fn a_turn_with_a_tool_call_survives_the_kill_of_its_server() {
+        let url = std::env::var("COVEY_TEST_POSTGRES");
+        let url = url.expect("COVEY_TEST_POSTGRES is not set: run `cargo xtask test --stage postgres`");
+        let place = tempfile::tempdir().unwrap();
+        let (data, other) = (place.path().join("data"), place.path().join("other"));
+        for dir in [&data, &other] {
+            std::fs::create_dir(dir).unwrap();
+        }
+        let write = |text: &str| json!({"name": "write", "input": {"file_path": "/home/agent/note", "content": text}});
+        let turns =
+            |text: &str| json!([{"text": "I write.", "calls": [write(text)]}, {"text": "It is written."}]);
+        let script = json!({"scripts": [
+            {"when": "first", "seed": 1, "turns": turns("one")}, {"when": "second", "seed": 2, "turns": turns("two")},
+        ]});
+        std::fs::write(place.path().join("script.json"), script.to_string()).unwrap();
+        let home = place.path().join("home");
+        std::fs::create_dir(&home).unwrap();
+        let home_arg = home.to_str().unwrap();
+
+        let migrated = json(&data, &url, &["db", "migrate", "--json"]);
+        assert_eq!(migrated["from"], 0, "{migrated}");
+        let up = Up::start(&data, &url);
+        let ran = covey(&data, &url, &["run", "first", "--home", home_arg]).output().unwrap();
+        assert!(ran.status.success(), "{}", said(&ran));
+        assert_eq!(std::fs::read_to_string(home.join("note")).unwrap(), "one");
+        assert!(!data.join("covey.db").exists(), "nothing is kept in SQLite");
+
+        let second = covey(&other, &url, &["server", "--listen", "127.0.0.1:0"]).output().unwrap();
+        let text = said(&second);
+        assert!(second.status.code() == Some(4) && text.contains("another covey server"), "{text}");
+        let same_place = covey(&data, &url, &["server", "--listen", "127.0.0.1:0"]).output().unwrap();
+        assert!(said(&same_place).contains("in use"), "{}", said(&same_place));
+        let deleted = covey(&other, &url, &["org", "delete", "default", "--yes"]).output().unwrap();
+        assert!(said(&deleted).contains("another covey server"), "{}", said(&deleted));
+        let backup = covey(&data, &url, &["backup", "create", "there"]).output().unwrap();
+        assert!(said(&backup).contains("pg_dump"), "{}", said(&backup));
+
+        drop(up);
+        let up = Up::start(&data, &url);
+        let sessions = json(&data, &url, &["session", "list", "--archived", "--json"]);
+        assert!(sessions.to_string().contains("sesn_"), "{sessions}");
+        let ran = covey(&data, &url, &["run", "second", "--home", home_arg]).output().unwrap();
+        assert!(ran.status.success(), "{}", said(&ran));
+        assert_eq!(std::fs::read_to_string(home.join("note")).unwrap(), "two");
+        let mut client = String::new();
+        std::fs::File::open(data.join("client.json")).unwrap().read_to_string(&mut client).unwrap();
+        let password = url.split(':').nth(2).unwrap().split('@').next().unwrap();
+        assert!(client.contains("postgres://") && !client.contains(password), "{client}");
+        drop(up);
+    }
+}
