@@ -29,6 +29,8 @@ pub use live::{Delta, LIVE_DELTAS_MAX, Live};
 
 /// Sessions that are driven at the same time; more wait for one of them to come to rest.
 pub const DRIVERS_MAX: usize = 4096;
+/// How often it is looked whether calls have waited too long for a client.
+const WAITING_LOOK_PERIOD: Duration = Duration::from_secs(60);
 /// Wait before a driver that failed is started again; each further failure in a row doubles it.
 const RESTART_WAIT_FIRST: Duration = Duration::from_millis(200);
 /// The longest of these waits.
@@ -89,6 +91,7 @@ pub async fn supervise(context: Context, stop: CancellationToken) -> Result<(), 
     for (org, session) in left {
         supervisor.start(org, session);
     }
+    let mut waiting = tokio::time::interval_at(Instant::now() + WAITING_LOOK_PERIOD, WAITING_LOOK_PERIOD);
     loop {
         let next_due = supervisor.due.first().map(|(at, _)| *at);
         tokio::select! {
@@ -100,6 +103,7 @@ pub async fn supervise(context: Context, stop: CancellationToken) -> Result<(), 
             }
             Some(ended) = supervisor.tasks.join_next_with_id() => supervisor.ended(ended).await,
             () = wait_until(next_due) => supervisor.start_due(),
+            _ = waiting.tick() => supervisor.look_for_unanswered().await,
         }
     }
     while supervisor.tasks.join_next().await.is_some() {}
@@ -156,6 +160,14 @@ impl Supervisor {
                 tracing::error!(%session, error = %e, "cannot see whether the session needs a driver");
                 self.later(session);
             }
+        }
+    }
+
+    /// Starts drivers for sessions whose calls have waited too long for a client.
+    async fn look_for_unanswered(&mut self) {
+        match self.context.db.read("calls that nobody answers", sessions::waiting_too_long).await {
+            Ok(found) => found.into_iter().for_each(|(org, session)| self.start(org, session)),
+            Err(e) => tracing::error!(error = %e, "cannot see which calls nobody answers"),
         }
     }
 

@@ -1,7 +1,7 @@
 //! The journal: append and read. Every append moves the session's head in the same transaction; a driver's
 //! append also checks its fencing token there (I5). The database numbers the records.
 
-use covey_harness::record::{Body, Record};
+use covey_harness::record::{Body, Permission, Record, StopReason};
 use covey_types::{EventId, OrgId, SessionId, StepId, Timestamp};
 use rusqlite::{OptionalExtension, Row};
 use serde_json::Value;
@@ -20,7 +20,7 @@ pub const WAITING_EVENTS_MAX: i64 = 1000;
 /// A user event to append.
 #[derive(Debug, Clone, PartialEq)]
 pub struct UserEvent {
-    /// `user.message` or `user.interrupt`.
+    /// One of those that [`Body::is_user`] names.
     pub body: Body,
     /// Given by the client: the same key again appends nothing and returns the first event.
     pub dedup: Option<String>,
@@ -68,10 +68,53 @@ pub fn append_user_events(
             records.push(known);
             continue;
         }
+        if let Some(call) = event.body.answered_call() {
+            check_answer(tx, org, session, call, &event.body)?;
+        }
         let appended = append_rows(tx, org, session, None, vec![event.body.clone()], event.dedup.as_deref())?;
         records.extend(appended);
     }
     Ok(records)
+}
+
+/// Whether the call is there, waits for this kind of answer, and has none yet.
+fn check_answer(tx: &Tx<'_>, org: OrgId, session: SessionId, call: EventId, answer: &Body) -> Result<()> {
+    let sql = format!("SELECT {COLUMNS} FROM journal WHERE org = ?1 AND session = ?2 AND event = ?3");
+    let mut statement = tx.conn.prepare_cached(&sql)?;
+    let mut rows = statement.query((org.to_string(), session.to_string(), call.to_string()))?;
+    let asked = rows.next()?.map(record_of).transpose()?;
+    let waits = asked.as_ref().is_some_and(|asked| match (&asked.body, answer) {
+        (Body::ToolUse { evaluated_permission, .. }, Body::UserToolConfirmation { .. }) => {
+            *evaluated_permission == Permission::Ask
+        }
+        (Body::CustomToolUse { refusal, .. }, Body::UserCustomToolResult { .. }) => refusal.is_none(),
+        _ => false,
+    });
+    let Some(asked) = asked.filter(|_| waits) else {
+        let kind = answer.kind();
+        return Err(DbError::Invalid(format!(
+            "session {session} has no call {call} that waits for a {kind}; the last session.status_idle names those that wait"
+        )));
+    };
+    let has_ended = asked.body.step().map(|step| has_result(tx, session, step)).transpose()?.unwrap_or(false);
+    let mut statement = tx.conn.prepare_cached(
+        "SELECT body FROM journal WHERE org = ?1 AND session = ?2 AND seq > ?3 AND kind = ?4",
+    )?;
+    let mut rows =
+        statement.query((org.to_string(), session.to_string(), asked.seq as i64, answer.kind()))?;
+    let mut is_answered = has_ended;
+    while let Some(row) = rows.next()? {
+        let earlier: Body = parsed_json("journal record", &row.get::<_, String>(0)?)?;
+        is_answered |= earlier.answered_call() == Some(call);
+    }
+    if is_answered {
+        return Err(DbError::Conflict(format!("call {call} was answered before, or has ended")));
+    }
+    Ok(())
+}
+
+const fn waits_for_clients(body: &Body) -> bool {
+    matches!(body, Body::StatusIdle { stop_reason: StopReason::RequiresAction { .. } })
 }
 
 /// Appends for the driver that holds `epoch`, all or nothing.
@@ -109,6 +152,9 @@ fn append_rows(
     let now = tx.now();
     let (org_text, session_text) = (org.to_string(), session.to_string());
     let status = bodies.iter().rev().find_map(Body::status);
+    let last_status = bodies.iter().rev().find(|body| body.status().is_some());
+    // 0: as it was.
+    let waiting = last_status.map_or(0, |body| if waits_for_clients(body) { 2 } else { 1 });
     let usage = bodies.iter().fold(covey_harness::record::ModelUsage::default(), |mut sum, body| {
         if let Body::SpanEnd { model_usage, .. } = body {
             sum.input_tokens += model_usage.input_tokens;
@@ -125,7 +171,8 @@ fn append_rows(
             "UPDATE session SET head = head + ?4, updated_at = ?5, status = coalesce(?6, status),
                     input_tokens = input_tokens + ?7, output_tokens = output_tokens + ?8,
                     cache_read_input_tokens = cache_read_input_tokens + ?9,
-                    cache_creation_input_tokens = cache_creation_input_tokens + ?10
+                    cache_creation_input_tokens = cache_creation_input_tokens + ?10,
+                    waits_since = CASE ?11 WHEN 0 THEN waits_since WHEN 1 THEN NULL ELSE ?5 END
              WHERE org = ?1 AND id = ?2 AND (?3 IS NULL OR epoch = ?3)
              RETURNING head, epoch",
         )?
@@ -141,6 +188,7 @@ fn append_rows(
                 usage.output_tokens as i64,
                 usage.cache_read_input_tokens as i64,
                 usage.cache_creation_input_tokens as i64,
+                waiting,
             ),
             |row| Ok((row.get(0)?, row.get(1)?)),
         )
@@ -206,17 +254,20 @@ fn insert(
 
 /// The record that takes user events account of sets their time, in the same transaction.
 fn mark_taken(tx: &Tx<'_>, org: &str, session: &str, body: &Body, now: Timestamp) -> Result<()> {
-    let (kind, upto) = match body {
-        Body::ModelIntended { upto, .. } => ("user.message", *upto),
-        Body::InterruptHandled { upto } => ("user.interrupt", *upto),
+    let (kinds, upto): (&[&str], u64) = match body {
+        Body::ModelIntended { upto, .. } => (&["user.message"], *upto),
+        Body::InterruptHandled { upto } => (&["user.interrupt"], *upto),
+        Body::AnswersHandled { upto } => (&["user.tool_confirmation", "user.custom_tool_result"], *upto),
         _ => return Ok(()),
     };
-    tx.conn
-        .prepare_cached(
-            "UPDATE journal SET processed_at = ?5
-             WHERE org = ?1 AND session = ?2 AND kind = ?3 AND seq <= ?4 AND processed_at IS NULL",
-        )?
-        .execute((org, session, kind, upto as i64, now.unix_ms()))?;
+    for kind in kinds {
+        tx.conn
+            .prepare_cached(
+                "UPDATE journal SET processed_at = ?5
+                 WHERE org = ?1 AND session = ?2 AND kind = ?3 AND seq <= ?4 AND processed_at IS NULL",
+            )?
+            .execute((org, session, kind, upto as i64, now.unix_ms()))?;
+    }
     Ok(())
 }
 

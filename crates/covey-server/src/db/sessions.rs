@@ -2,6 +2,7 @@
 //! transaction that appends; the epoch by [`claim`] only.
 
 use covey_harness::record::ModelUsage;
+use covey_harness::session::ANSWER_WAIT_MAX_MS;
 use covey_types::{AgentId, EnvironmentId, Generation, HomeId, OrgId, SessionId, SessionStatus, Timestamp};
 use rusqlite::Row;
 use serde_json::Value;
@@ -324,7 +325,8 @@ pub fn home_span(
     Ok((parsed("session's home", &row.get::<_, String>(0)?)?, generation(1)?, generation(2)?))
 }
 
-/// Sessions that need a driver: a turn is open, or a user event waits. With `only`, just that one.
+/// Sessions that need a driver: a turn is open, or a user event waits, or a call has waited too long for a client. A
+/// message to a session whose calls wait for a client waits with them. With `only`, just that one.
 ///
 /// # Errors
 /// When the database refuses.
@@ -333,10 +335,29 @@ pub fn needing_driver(read: &Read<'_>, only: Option<SessionId>) -> Result<Vec<(O
         "SELECT org, id FROM session
          WHERE (?1 IS NULL OR id = ?1) AND status <> 'terminated'
            AND (status IN ('running', 'rescheduling')
-                OR id IN (SELECT session FROM journal WHERE processed_at IS NULL))
+                OR (waits_since < ?2 AND archived_at IS NULL)
+                OR id IN (SELECT session FROM journal WHERE processed_at IS NULL
+                          AND (session.waits_since IS NULL OR kind <> 'user.message')))
          ORDER BY id",
     )?;
-    let mut rows = statement.query([only.map(|id| id.to_string())])?;
+    let too_long = super::now().unix_ms() - ANSWER_WAIT_MAX_MS as i64;
+    let rows = statement.query((only.map(|id| id.to_string()), too_long))?;
+    ids_of(rows)
+}
+
+/// Sessions with a call that has waited too long for a client.
+///
+/// # Errors
+/// When the database refuses.
+pub fn waiting_too_long(read: &Read<'_>) -> Result<Vec<(OrgId, SessionId)>> {
+    let mut statement = read.conn.prepare_cached(
+        "SELECT org, id FROM session WHERE waits_since < ?1 AND status <> 'terminated' AND archived_at IS NULL
+         ORDER BY id",
+    )?;
+    ids_of(statement.query([super::now().unix_ms() - ANSWER_WAIT_MAX_MS as i64])?)
+}
+
+fn ids_of(mut rows: rusqlite::Rows<'_>) -> Result<Vec<(OrgId, SessionId)>> {
     let mut sessions = Vec::new();
     while let Some(row) = rows.next()? {
         sessions
