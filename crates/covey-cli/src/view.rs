@@ -17,6 +17,8 @@ pub(crate) fn event(event: &Value) -> Option<String> {
     match kind {
         "user.message" => Some(format!("you: {}", printable(&text_of(&event["content"])))),
         "user.interrupt" => Some("you: (interrupt)".to_owned()),
+        "user.tool_confirmation" => Some(confirmation(event)),
+        "user.custom_tool_result" => Some(tool_result(event)),
         "agent.message" => Some(printable(&text_of(&event["content"]))),
         "agent.thinking" => Some("  (thinking)".to_owned()),
         "agent.tool_use" | "agent.mcp_tool_use" | "agent.custom_tool_use" => Some(tool_use(event)),
@@ -64,7 +66,16 @@ fn tool_use(event: &Value) -> String {
     let main = ["command", "file_path", "pattern"].iter().find_map(|name| input[*name].as_str());
     let shown = main.map_or_else(|| input.to_string(), String::from);
     let name = event["name"].as_str().unwrap_or("?");
-    format!("→ {} {}", one_line(name), cut(&one_line(&shown), INPUT_CHARS_MAX))
+    let asks = if event["evaluated_permission"] == "ask" { " (asks)" } else { "" };
+    format!("→ {} {}{asks}", one_line(name), cut(&one_line(&shown), INPUT_CHARS_MAX))
+}
+
+fn confirmation(event: &Value) -> String {
+    match (event["result"].as_str(), event["deny_message"].as_str()) {
+        (Some("allow"), _) => "you: allowed".to_owned(),
+        (_, Some(why)) => format!("you: denied: {}", one_line(why)),
+        _ => "you: denied".to_owned(),
+    }
 }
 
 fn tool_result(event: &Value) -> String {

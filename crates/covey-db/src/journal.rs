@@ -2,7 +2,7 @@
 //! append also checks its fencing token there (I5). The database numbers the records.
 
 use async_trait::async_trait;
-use covey_harness::record::{Body, ModelUsage, Record};
+use covey_harness::record::{Body, ModelUsage, Permission, Record, StopReason};
 use covey_types::{EventId, OrgId, SessionId, SessionStatus, Timestamp};
 use serde_json::Value;
 use uuid::Uuid;
@@ -22,7 +22,7 @@ pub const WAITING_EVENTS_MAX: i64 = 1000;
 /// A user event to append.
 #[derive(Debug, Clone, PartialEq)]
 pub struct UserEvent {
-    /// `user.message` or `user.interrupt`.
+    /// One of those that [`Body::is_user`] names.
     pub body: Body,
     /// Given by the client: the same key again appends nothing and returns the first event.
     pub dedup: Option<String>,
@@ -35,8 +35,9 @@ pub trait Journal: Send + Sync {
     /// that were there already included). The driver is woken by the commit itself.
     ///
     /// # Errors
-    /// [`DbError::NotFound`]; [`DbError::Conflict`] for an archived or terminated session; [`DbError::Invalid`]
-    /// for other kinds of events; [`DbError::TooLarge`]; [`DbError::Limit`] when too many wait already.
+    /// [`DbError::NotFound`]; [`DbError::Conflict`] for an archived or terminated session, and for an answer to a call
+    /// that has one; [`DbError::Invalid`] for other kinds of events, and for an answer to what waits for none;
+    /// [`DbError::TooLarge`]; [`DbError::Limit`] when too many wait already.
     async fn append_user_events(
         &self,
         org: OrgId,
@@ -94,6 +95,8 @@ pub trait Journal: Send + Sync {
 pub(crate) struct Moved {
     pub(crate) status: Option<SessionStatus>,
     pub(crate) usage: ModelUsage,
+    /// Whether calls wait for a client from now on; none: as before.
+    pub(crate) waits: Option<bool>,
 }
 
 impl Moved {
@@ -107,7 +110,10 @@ impl Moved {
                 usage.cache_creation_input_tokens += model_usage.cache_creation_input_tokens;
             }
         }
-        Self { status: bodies.iter().rev().find_map(Body::status), usage }
+        let waits =
+            |body: &Body| matches!(body, Body::StatusIdle { stop_reason: StopReason::RequiresAction { .. } });
+        let last = bodies.iter().rev().find(|body| body.status().is_some());
+        Self { status: last.and_then(Body::status), usage, waits: last.map(waits) }
     }
 }
 
@@ -135,13 +141,47 @@ pub(crate) fn stored_body(body: &Body) -> Result<String> {
     Ok(text)
 }
 
-/// Which waiting user events a record takes account of: their kind, up to which position.
-pub(crate) fn taken_by(body: &Body) -> Option<(&'static str, u64)> {
+/// Which waiting user events a record takes account of: their kinds, up to which position.
+pub(crate) const fn taken_by(body: &Body) -> Option<(&'static [&'static str], u64)> {
     match body {
-        Body::ModelIntended { upto, .. } => Some(("user.message", *upto)),
-        Body::InterruptHandled { upto } => Some(("user.interrupt", *upto)),
+        Body::ModelIntended { upto, .. } => Some((&["user.message"], *upto)),
+        Body::InterruptHandled { upto } => Some((&["user.interrupt"], *upto)),
+        Body::AnswersHandled { upto } => {
+            Some((&["user.tool_confirmation", "user.custom_tool_result"], *upto))
+        }
         _ => None,
     }
+}
+
+/// Refuses an answer to what is no call that waits for it. `asked`: the record of the event that it names.
+pub(crate) fn judge_answer(
+    session: SessionId,
+    call: EventId,
+    asked: Option<Record>,
+    answer: &Body,
+) -> Result<Record> {
+    let waits = |asked: &Record| match (&asked.body, answer) {
+        (Body::ToolUse { evaluated_permission, .. }, Body::UserToolConfirmation { .. }) => {
+            *evaluated_permission == Permission::Ask
+        }
+        (Body::CustomToolUse { refusal, .. }, Body::UserCustomToolResult { .. }) => refusal.is_none(),
+        _ => false,
+    };
+    asked.filter(waits).ok_or_else(|| {
+        let kind = answer.kind();
+        DbError::Invalid(format!(
+            "session {session} has no call {call} that waits for a {kind}; the last session.status_idle names those that \
+             wait"
+        ))
+    })
+}
+
+/// Refuses a second answer. `earlier`: answers of the same kind behind the call.
+pub(crate) fn refuse_second_answer(call: EventId, has_ended: bool, earlier: &[Body]) -> Result<()> {
+    if has_ended || earlier.iter().any(|earlier| earlier.answered_call() == Some(call)) {
+        return Err(DbError::Conflict(format!("call {call} was answered before, or has ended")));
+    }
+    Ok(())
 }
 
 /// Refuses events that a client may not append now.

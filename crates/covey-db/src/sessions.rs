@@ -5,6 +5,7 @@ use std::fmt;
 
 use async_trait::async_trait;
 use covey_harness::record::ModelUsage;
+use covey_harness::session::ANSWER_WAIT_MAX_MS;
 use covey_types::{AgentId, EnvironmentId, Generation, HomeId, OrgId, SessionId, SessionStatus, Timestamp};
 use serde_json::Value;
 
@@ -187,7 +188,8 @@ pub trait Sessions: Send + Sync {
     /// [`DbError::NotFound`].
     async fn home_span(&self, org: OrgId, id: SessionId) -> Result<HomeSpan>;
 
-    /// Sessions that need a driver: a turn is open, or a user event waits. With `only`, just that one.
+    /// Sessions that need a driver: a turn is open, or a user event waits, or a call has waited too long for a client. A
+    /// message to a session whose calls wait for a client waits with them. With `only`, just that one.
     ///
     /// # Errors
     /// When the database refuses.
@@ -213,4 +215,9 @@ pub(crate) fn document_of(agent: &Agent, version: &AgentVersion) -> Value {
     document.insert("version".into(), version.version.into());
     document.insert("name".into(), version.name.clone().into());
     Value::Object(document)
+}
+
+/// Calls that have waited for a client since before this have waited too long.
+pub(crate) fn waited_too_long() -> i64 {
+    crate::now().unix_ms() - i64::try_from(ANSWER_WAIT_MAX_MS).unwrap_or(i64::MAX)
 }

@@ -7,6 +7,9 @@ use crate::toolset;
 /// Tokens one answer may have when the agent does not say.
 pub const OUTPUT_TOKENS_DEFAULT: u64 = 16_000;
 
+/// Tokens that the model's context holds when the agent does not say.
+pub const CONTEXT_TOKENS_DEFAULT: u64 = 200_000;
+
 /// How the toolset is named in an agent's `tools`.
 const TOOLSET_TYPE: &str = "agent_toolset_20260401";
 
@@ -32,8 +35,33 @@ pub struct AgentConfig {
     pub system: Option<String>,
     /// Tokens one answer may have.
     pub max_tokens: u64,
-    /// Definitions of the enabled tools.
+    /// Tokens that the model's context holds.
+    pub context_tokens: u64,
+    /// Definitions of the enabled tools, those that a client runs behind ours.
     pub tools: Vec<Value>,
+    /// Who runs which of them.
+    pub rules: ToolRules,
+}
+
+/// How calls of the tools are treated.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct ToolRules {
+    /// Names of tools whose calls run only when a client says so.
+    asks: Vec<String>,
+    /// Names of tools that a client runs.
+    custom: Vec<String>,
+}
+
+impl ToolRules {
+    /// Whether a call of the tool waits for a client's word.
+    pub fn asks(&self, tool: &str) -> bool {
+        self.asks.iter().any(|name| name == tool)
+    }
+
+    /// Whether a client runs the tool.
+    pub fn is_custom(&self, tool: &str) -> bool {
+        self.custom.iter().any(|name| name == tool)
+    }
 }
 
 /// An agent document that the loop cannot work with.
@@ -45,35 +73,56 @@ pub enum InvalidConfig {
 }
 
 impl AgentConfig {
-    /// Reads an agent's document: `model` (a name or `{id, max_tokens?}`), `system`, and of `tools` the entry
-    /// of type `agent_toolset_20260401` with its `default_config.enabled` and `configs[{name, enabled}]`. An
-    /// agent without that entry has no tools.
+    /// Reads an agent's document: `model` (a name or `{id, max_tokens?, context_tokens?}`), `system`, and of `tools` the entry
+    /// of type `agent_toolset_20260401` with its `default_config` and `configs[{name, …}]` (`enabled`,
+    /// `permission_policy.type`: `always_allow` or `always_ask`), and those of type `custom`, which a client runs.
     ///
     /// # Errors
     /// When there is no model.
     pub fn from_document(document: &Value) -> Result<Self, InvalidConfig> {
         let model = &document["model"];
         let name = model.as_str().or_else(|| model["id"].as_str()).filter(|n| !n.is_empty());
-        let toolset = document["tools"].as_array().into_iter().flatten().find(|t| t["type"] == TOOLSET_TYPE);
-        let tools = toolset.map_or_else(Vec::new, |set| {
-            let all = set["default_config"]["enabled"].as_bool().unwrap_or(true);
-            toolset::definitions(&|tool| {
-                let own = set["configs"].as_array().into_iter().flatten().find(|c| c["name"] == tool);
-                own.and_then(|c| c["enabled"].as_bool()).unwrap_or(all)
-            })
+        let entries = || document["tools"].as_array().into_iter().flatten();
+        let mut rules = ToolRules::default();
+        let mut tools = entries().find(|tool| tool["type"] == TOOLSET_TYPE).map_or_else(Vec::new, |set| {
+            let own =
+                |tool: &str| set["configs"].as_array().into_iter().flatten().find(|c| c["name"] == tool);
+            let default = &set["default_config"];
+            let enabled = |tool: &str| {
+                let own = own(tool).and_then(|config| config["enabled"].as_bool());
+                own.or_else(|| default["enabled"].as_bool()).unwrap_or(true)
+            };
+            let asks = |tool: &&str| {
+                let own = own(tool).and_then(|config| config["permission_policy"]["type"].as_str());
+                own.or_else(|| default["permission_policy"]["type"].as_str()) == Some("always_ask")
+            };
+            rules.asks = toolset::TOOL_NAMES.iter().copied().filter(asks).map(str::to_owned).collect();
+            toolset::definitions(&enabled)
         });
+        for tool in entries().filter(|tool| tool["type"] == "custom") {
+            let Some(name) = tool["name"].as_str() else { continue };
+            rules.custom.push(name.to_owned());
+            tools.push(json!({
+                "name": name, "description": tool["description"], "input_schema": tool["input_schema"],
+            }));
+        }
         Ok(Self {
             model: name.ok_or(InvalidConfig::NoModel)?.to_owned(),
             system: document["system"].as_str().filter(|s| !s.trim().is_empty()).map(str::to_owned),
             max_tokens: model["max_tokens"].as_u64().filter(|n| *n > 0).unwrap_or(OUTPUT_TOKENS_DEFAULT),
+            context_tokens: model["context_tokens"]
+                .as_u64()
+                .filter(|n| *n > 0)
+                .unwrap_or(CONTEXT_TOKENS_DEFAULT),
             tools,
+            rules,
         })
     }
 
     /// The system prompt's blocks. The last one carries the cache point that covers tools and system.
     pub fn system_blocks(&self) -> Value {
         let mut texts = Vec::new();
-        if !self.tools.is_empty() {
+        if self.tools.iter().any(|tool| !self.rules.is_custom(tool["name"].as_str().unwrap_or_default())) {
             texts.push(HOME_TEXT);
         }
         texts.extend(self.system.as_deref());
@@ -108,6 +157,24 @@ mod tests {
         let some = json!([{"type": TOOLSET_TYPE, "default_config": {"enabled": false},
                            "configs": [{"name": "read", "enabled": true}]}]);
         assert_eq!(names(config(some)), ["read"]);
+    }
+
+    #[test]
+    fn a_tools_own_policy_wins_over_that_of_the_set_and_a_clients_tools_come_last() {
+        let tools = json!([
+            {"type": TOOLSET_TYPE, "default_config": {"permission_policy": {"type": "always_ask"}},
+             "configs": [{"name": "read", "permission_policy": {"type": "always_allow"}}]},
+            {"type": "custom", "name": "deploy", "description": "d", "input_schema": {"type": "object"}},
+        ]);
+        let config = AgentConfig::from_document(&json!({"model": "m", "tools": tools})).unwrap();
+        let asking: Vec<_> = toolset::TOOL_NAMES.into_iter().filter(|name| config.rules.asks(name)).collect();
+        assert_eq!(asking, ["bash", "write", "edit", "glob", "grep"]);
+        assert!(config.rules.is_custom("deploy") && !config.rules.is_custom("bash"));
+        let last = json!({"name": "deploy", "description": "d", "input_schema": {"type": "object"}});
+        assert_eq!(config.tools.last(), Some(&last));
+        let only = json!([{"type": "custom", "name": "deploy"}]);
+        let config = AgentConfig::from_document(&json!({"model": "m", "tools": only})).unwrap();
+        assert!(config.system_blocks().as_array().unwrap().is_empty(), "no sandbox, no home");
     }
 
     #[test]

@@ -13,8 +13,10 @@ use crate::repair::{Message, Role, repair};
 /// One part of the conversation.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Entry {
-    /// Something for the model that is not a result: a message of the user, a note of ours.
+    /// What the user said.
     Input(Vec<Value>),
+    /// What we say: a note, or what stands for an older part of the conversation.
+    Note(Vec<Value>),
     /// An answer with the results of its calls.
     Answer {
         /// The provider's raw blocks.
@@ -41,7 +43,7 @@ pub fn build(config: &AgentConfig, conversation: &[Entry]) -> Map<String, Value>
     let mut producer = None;
     for entry in conversation {
         match entry {
-            Entry::Input(content) => {
+            Entry::Input(content) | Entry::Note(content) => {
                 history.push(Message { role: Role::User, content: content.clone(), producer: None });
             }
             Entry::Answer { content, model, results } => {

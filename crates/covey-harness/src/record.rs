@@ -27,7 +27,7 @@ pub struct Record {
 }
 
 /// Why a session went idle, in the API's words.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub enum StopReason {
     /// The model ended its turn, or the user ended it.
@@ -36,6 +36,11 @@ pub enum StopReason {
     RetriesExhausted,
     /// The model refused to go on.
     Refusal,
+    /// The turn goes on when a client has answered these calls: confirmed or denied them, or brought their result.
+    RequiresAction {
+        /// Events of the calls, in the order of the answer.
+        event_ids: Vec<EventId>,
+    },
 }
 
 /// What kind of error a `session.error` reports, in the API's words.
@@ -124,7 +129,19 @@ pub enum FailureKind {
 pub enum Permission {
     /// It runs.
     Allow,
+    /// It runs when a client says so.
+    Ask,
     /// It is answered with an error and never runs: unknown tool, malformed or cut input.
+    Deny,
+}
+
+/// What a client says of a call that asks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Confirmation {
+    /// It may run.
+    Allow,
+    /// It is answered with an error and never runs.
     Deny,
 }
 
@@ -153,6 +170,29 @@ pub enum Body {
     /// Public: the user ends the turn.
     #[serde(rename = "user.interrupt")]
     UserInterrupt {},
+    /// Public: a client lets a call run that asks, or not.
+    #[serde(rename = "user.tool_confirmation")]
+    UserToolConfirmation {
+        /// Event id of the `agent.tool_use`.
+        tool_use_id: EventId,
+        /// What the client decided.
+        result: Confirmation,
+        /// Why not, for the model.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        deny_message: Option<String>,
+    },
+    /// Public: a client has run a tool of its own.
+    #[serde(rename = "user.custom_tool_result")]
+    UserCustomToolResult {
+        /// Event id of the `agent.custom_tool_use`.
+        custom_tool_use_id: EventId,
+        /// Text and image blocks.
+        #[serde(default)]
+        content: Vec<Value>,
+        /// Whether the model sees it as a failure.
+        #[serde(default)]
+        is_error: bool,
+    },
     /// Public: a turn is open, or goes on after a wait.
     #[serde(rename = "session.status_running")]
     StatusRunning {},
@@ -201,6 +241,9 @@ pub enum Body {
         upto: u64,
         /// From 1.
         attempt: u32,
+        /// The call is for a summary of the conversation and takes no message.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        compact: bool,
     },
     /// Private: the whole answer, as the provider gave it.
     #[serde(rename = "model.done")]
@@ -217,6 +260,18 @@ pub enum Body {
         model: String,
         /// The provider's request id.
         request_id: Option<String>,
+        /// It is a summary of the conversation and no part of it.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        compact: bool,
+    },
+    /// Public: from here on the model is sent a summary in place of the older part of the conversation; the journal
+    /// keeps all of it.
+    #[serde(rename = "agent.thread_context_compacted")]
+    ContextCompacted {
+        /// What the model wrote, or what was put together without it.
+        summary: String,
+        /// Parts at the end of the conversation that are sent as they were.
+        kept: u64,
     },
     /// Private: there is no answer.
     #[serde(rename = "model.failed")]
@@ -277,6 +332,25 @@ pub enum Body {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         refusal: Option<String>,
     },
+    /// Public: the model calls a tool that a client runs. Otherwise as `agent.tool_use`.
+    #[serde(rename = "agent.custom_tool_use")]
+    CustomToolUse {
+        /// The step: our key of the call.
+        step: StepId,
+        /// The model step that asked for it.
+        model_step: StepId,
+        /// Position among the calls of that answer, from 0.
+        index: u32,
+        /// The provider's id of the call, for the prompt.
+        call_id: String,
+        /// The tool.
+        name: String,
+        /// Its input.
+        input: Map<String, Value>,
+        /// The error the model gets when it is not handed to a client.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        refusal: Option<String>,
+    },
     /// Private: the call is about to be handed to this sandbox.
     #[serde(rename = "tool.dispatched")]
     ToolDispatched {
@@ -317,6 +391,12 @@ pub enum Body {
     /// Private: the interrupts up to here have had their effect.
     #[serde(rename = "interrupt.handled")]
     InterruptHandled {
+        /// The last of them.
+        upto: u64,
+    },
+    /// Private: what clients said of waiting calls up to here has had its effect.
+    #[serde(rename = "answers.handled")]
+    AnswersHandled {
         /// The last of them.
         upto: u64,
     },
@@ -476,6 +556,8 @@ impl Body {
         match self {
             Self::UserMessage { .. } => "user.message",
             Self::UserInterrupt {} => "user.interrupt",
+            Self::UserToolConfirmation { .. } => "user.tool_confirmation",
+            Self::UserCustomToolResult { .. } => "user.custom_tool_result",
             Self::StatusRunning {} => "session.status_running",
             Self::StatusIdle { .. } => "session.status_idle",
             Self::StatusRescheduled {} => "session.status_rescheduled",
@@ -485,16 +567,19 @@ impl Body {
             Self::SpanEnd { .. } => "span.model_request_end",
             Self::ModelIntended { .. } => "model.intended",
             Self::ModelDone { .. } => "model.done",
+            Self::ContextCompacted { .. } => "agent.thread_context_compacted",
             Self::ModelFailed { .. } => "model.failed",
             Self::ModelAbandoned { .. } => "model.abandoned",
             Self::AgentThinking {} => "agent.thinking",
             Self::AgentMessage { .. } => "agent.message",
             Self::ToolUse { .. } => "agent.tool_use",
+            Self::CustomToolUse { .. } => "agent.custom_tool_use",
             Self::ToolDispatched { .. } => "tool.dispatched",
             Self::ToolNeverStarted { .. } => "tool.never_started",
             Self::ToolResult { .. } => "agent.tool_result",
             Self::ToolEnded { .. } => "tool.ended",
             Self::InterruptHandled { .. } => "interrupt.handled",
+            Self::AnswersHandled { .. } => "answers.handled",
             Self::DriverClaimed { .. } => "driver.claimed",
             Self::RunnerLost { .. } => "runner.lost",
             Self::SandboxWaiting { .. } => "sandbox.waiting",
@@ -522,6 +607,7 @@ impl Body {
                 | Self::ToolNeverStarted { .. }
                 | Self::ToolEnded { .. }
                 | Self::InterruptHandled { .. }
+                | Self::AnswersHandled { .. }
                 | Self::DriverClaimed { .. }
                 | Self::RunnerLost { .. }
         )
@@ -529,13 +615,22 @@ impl Body {
 
     /// Whether it comes from a client and waits to be taken.
     pub const fn is_user(&self) -> bool {
-        matches!(self, Self::UserMessage { .. } | Self::UserInterrupt {})
+        matches!(self, Self::UserMessage { .. } | Self::UserInterrupt {}) || self.answered_call().is_some()
+    }
+
+    /// The call that a client answers with it.
+    pub const fn answered_call(&self) -> Option<EventId> {
+        match self {
+            Self::UserToolConfirmation { tool_use_id: call, .. }
+            | Self::UserCustomToolResult { custom_tool_use_id: call, .. } => Some(*call),
+            _ => None,
+        }
     }
 
     /// The event id that the body itself determines, if it does.
     pub fn own_event(&self) -> Option<EventId> {
         match self {
-            Self::ToolUse { step, .. } => Some(step_event(*step)),
+            Self::ToolUse { step, .. } | Self::CustomToolUse { step, .. } => Some(step_event(*step)),
             Self::SpanStart { step, attempt } => Some(span_id(*step, *attempt)),
             _ => None,
         }
@@ -549,6 +644,7 @@ impl Body {
             | Self::ModelFailed { step, .. }
             | Self::ModelAbandoned { step, .. }
             | Self::ToolUse { step, .. }
+            | Self::CustomToolUse { step, .. }
             | Self::ToolDispatched { step, .. }
             | Self::ToolNeverStarted { step, .. }
             | Self::ToolResult { step, .. }
@@ -584,17 +680,24 @@ impl Record {
             fields.shift_remove(private);
         }
         match &self.body {
+            Body::ContextCompacted { .. } => {
+                // As the API has it: that it happened. What the model is sent stays in the journal.
+                fields.retain(|name, _| name == "type");
+            }
             Body::SpanStart { .. } => {
                 fields.shift_remove("attempt");
             }
             Body::HomeSecured { step, .. } => {
                 fields.insert("step".into(), json!(step.map(step_event)));
             }
-            Body::ToolUse { .. } => {
-                fields.insert("evaluation".into(), json!({"type": "always_allow"}));
-                if fields["evaluated_permission"] == "deny" {
-                    fields.shift_remove("evaluation");
-                }
+            Body::ToolUse { evaluated_permission, .. } => {
+                // A refused call was refused before any policy was looked at.
+                let policy = match evaluated_permission {
+                    Permission::Allow => Some("always_allow"),
+                    Permission::Ask => Some("always_ask"),
+                    Permission::Deny => None,
+                };
+                fields.extend(policy.map(|policy| ("evaluation".into(), json!({"type": policy}))));
             }
             _ => {}
         }
@@ -617,7 +720,8 @@ mod tests {
         let bodies = [
             Body::UserMessage { content: vec![] },
             Body::StatusIdle { stop_reason: StopReason::EndTurn },
-            Body::ModelIntended { step: step(1), upto: 3, attempt: 1 },
+            Body::ModelIntended { step: step(1), upto: 3, attempt: 1, compact: false },
+            Body::ContextCompacted { summary: "s".into(), kept: 2 },
             Body::HomeRolledBack { generation: Generation(2), steps: vec![], reason: "r".into() },
             Body::HomeIncomplete {
                 generation: Generation(2),
@@ -633,6 +737,20 @@ mod tests {
                 from_generation: Some(Generation(1)),
             },
             Body::UserInterrupt {},
+            Body::StatusIdle {
+                stop_reason: StopReason::RequiresAction { event_ids: vec![step_event(step(3))] },
+            },
+            Body::UserToolConfirmation {
+                tool_use_id: step_event(step(3)),
+                result: Confirmation::Deny,
+                deny_message: Some("no".into()),
+            },
+            Body::UserCustomToolResult {
+                custom_tool_use_id: step_event(step(4)),
+                content: vec![],
+                is_error: true,
+            },
+            Body::AnswersHandled { upto: 4 },
         ];
         for body in bodies {
             let value = serde_json::to_value(&body).unwrap();

@@ -6,6 +6,7 @@
 //! folded as far as it makes sense, because a journal cannot be mended by refusing to read it.
 
 mod answer;
+mod compact;
 mod next;
 
 use std::collections::BTreeSet;
@@ -17,7 +18,10 @@ use serde_json::{Map, Value, json};
 
 use crate::config::AgentConfig;
 use crate::prompt::{self, CallResult, Entry};
-use crate::record::{Body, FailureKind, HomeOrigin, Record, derived_uuid, step_event};
+use crate::record::{
+    Body, Confirmation, FailureKind, HomeOrigin, ModelUsage, Permission, Record, StopReason, derived_uuid,
+    step_event,
+};
 use crate::repair::GO_ON;
 use crate::retry;
 
@@ -25,6 +29,8 @@ pub use answer::{HomeReadyFacts, ModelAnswerFacts, ModelFailureFacts};
 
 /// Model calls in one turn; a model that loops is stopped here, visibly.
 pub const STEPS_PER_TURN_MAX: u32 = 500;
+/// How long a call waits for a client's word; then the model is told that nobody answered.
+pub const ANSWER_WAIT_MAX_MS: u64 = 30 * 24 * 60 * 60 * 1000;
 /// Calls of one answer that are run; the others get an error result.
 pub const PARALLEL_CALLS_MAX: u32 = 64;
 /// Times one call is dispatched; each earlier one is proven not to have started.
@@ -44,17 +50,20 @@ struct Pending {
 enum ModelState {
     /// No call is wanted or under way.
     Quiet,
-    /// The intention is durable.
-    Intended { step: StepId, attempt: u32 },
+    /// The intention is durable. `compact`: to summarise the conversation.
+    Intended { step: StepId, attempt: u32, compact: bool },
     /// The last attempt failed.
     Failed {
         step: StepId,
         attempt: u32,
+        compact: bool,
         failure: FailureKind,
         status: Option<u16>,
         detail: String,
         until: Timestamp,
     },
+    /// There is a summary; what it replaces is decided in the same transaction.
+    Summarised,
     /// There is an answer; its calls may still run.
     Answered { stop_reason: String, had_calls: bool },
 }
@@ -79,6 +88,22 @@ struct Call {
     refusal: Option<String>,
     dispatches: u32,
     state: CallState,
+    /// What a client has to bring first: its word that the call may run, or the result of a tool that it runs itself.
+    waits_for: Option<Awaited>,
+}
+
+/// What a client has to bring.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Awaited {
+    Confirmation,
+    Result,
+}
+
+/// The session is idle in the middle of a turn, because calls wait for a client.
+#[derive(Debug, Clone, PartialEq)]
+struct Paused {
+    event_ids: Vec<EventId>,
+    since: Timestamp,
 }
 
 /// A failed attempt to ready the sandbox.
@@ -108,9 +133,17 @@ pub struct Session {
     status: SessionStatus,
     turn_open: bool,
     conversation: Vec<Entry>,
+    /// Tokens of the last request and its answer, as the provider counted them.
+    context_used: u64,
+    /// What the user said in parts of the conversation that were left out, oldest first.
+    words_left_out: Vec<String>,
     pending: Vec<Pending>,
     /// The last interrupt that has had no effect yet.
     interrupt: Option<u64>,
+    /// The last word of a client about a waiting call that has had no effect yet.
+    answered: Option<u64>,
+    /// What the clients were last told to answer.
+    paused: Option<Paused>,
     /// Messages up to here were sent before an interrupt and open no turn by themselves.
     interrupted_upto: u64,
     model: ModelState,
@@ -144,8 +177,12 @@ impl Session {
             status: SessionStatus::Idle,
             turn_open: false,
             conversation: Vec::new(),
+            context_used: 0,
+            words_left_out: Vec::new(),
             pending: Vec::new(),
             interrupt: None,
+            answered: None,
+            paused: None,
             interrupted_upto: 0,
             model: ModelState::Quiet,
             calls: Vec::new(),
@@ -189,6 +226,11 @@ impl Session {
         self.turn_open
     }
 
+    /// Whether nothing can happen until a client answers a call; the turn is open all the same.
+    pub const fn is_paused(&self) -> bool {
+        self.turn_open && self.paused.is_some() && matches!(self.status, SessionStatus::Idle)
+    }
+
     /// Where the turn stands.
     pub fn turn(&self) -> TurnState {
         match (&self.model, self.turn_open) {
@@ -206,7 +248,10 @@ impl Session {
 
     /// The body of the request that [`crate::Effect::CallModel`] asks for.
     pub fn request(&self) -> Map<String, Value> {
-        prompt::build(&self.config, &self.conversation)
+        match self.model {
+            ModelState::Intended { compact: true, .. } => self.summary_request(),
+            _ => prompt::build(&self.config, &self.conversation),
+        }
     }
 
     /// The step id with that number: computed, so that every fold of the same journal names it alike.
@@ -251,6 +296,19 @@ impl Session {
                 self.pending.push(Pending { seq: record.seq, content: content.clone(), opens_turn: true });
             }
             Body::UserInterrupt {} => self.interrupt = Some(record.seq),
+            Body::UserToolConfirmation { tool_use_id, result, deny_message } => {
+                self.answered = Some(record.seq);
+                self.confirm(*tool_use_id, *result, deny_message.as_deref());
+            }
+            Body::UserCustomToolResult { custom_tool_use_id, content, is_error } => {
+                self.answered = Some(record.seq);
+                self.take_clients_result(*custom_tool_use_id, content, *is_error);
+            }
+            Body::AnswersHandled { upto } => {
+                if self.answered.is_some_and(|seq| seq <= *upto) {
+                    self.answered = None;
+                }
+            }
             Body::InterruptHandled { upto } => {
                 self.interrupted_upto = self.interrupted_upto.max(*upto);
                 if self.interrupt.is_some_and(|seq| seq <= *upto) {
@@ -258,12 +316,17 @@ impl Session {
                 }
             }
             Body::StatusRunning {} => self.run(),
+            Body::StatusIdle { stop_reason: StopReason::RequiresAction { event_ids } } => {
+                self.paused = Some(Paused { event_ids: event_ids.clone(), since: record.at });
+            }
             Body::StatusIdle { .. } | Body::StatusTerminated {} => self.end_turn(),
+            Body::ContextCompacted { summary, kept } => self.compact(summary, *kept),
             Body::ModelIntended { .. }
             | Body::ModelDone { .. }
             | Body::ModelFailed { .. }
             | Body::ModelAbandoned { .. } => self.apply_model(record),
             Body::ToolUse { .. }
+            | Body::CustomToolUse { .. }
             | Body::ToolDispatched { .. }
             | Body::ToolNeverStarted { .. }
             | Body::ToolResult { .. }
@@ -289,6 +352,7 @@ impl Session {
     }
 
     fn run(&mut self) {
+        self.paused = None;
         if !self.turn_open {
             self.turn_open = true;
             self.requests_this_turn = 0;
@@ -302,6 +366,7 @@ impl Session {
 
     fn end_turn(&mut self) {
         self.turn_open = false;
+        self.paused = None;
         self.model = ModelState::Quiet;
         self.wake_failure = None;
         // Every call has its result by now; whoever wrote the end wrote those first.
@@ -310,7 +375,14 @@ impl Session {
 
     fn apply_model(&mut self, record: &Record) {
         match &record.body {
-            Body::ModelIntended { step, upto, attempt } => {
+            Body::ModelIntended { step, attempt, compact: true, .. } => {
+                if *attempt <= 1 {
+                    self.steps_begun += 1;
+                }
+                self.calls.clear();
+                self.model = ModelState::Intended { step: *step, attempt: *attempt, compact: true };
+            }
+            Body::ModelIntended { step, upto, attempt, compact: false } => {
                 if *attempt <= 1 {
                     self.steps_begun += 1;
                     self.requests_this_turn += 1;
@@ -321,13 +393,22 @@ impl Session {
                 let taken: Vec<Pending> = taken;
                 if taken.is_empty() && self.ends_with_unanswerable() {
                     // Part of the conversation, not only of this request: the next one must repeat it.
-                    self.conversation.push(Entry::Input(vec![json!({"type": "text", "text": GO_ON})]));
+                    self.conversation.push(Entry::Note(vec![json!({"type": "text", "text": GO_ON})]));
                 }
-                self.conversation.extend(taken.into_iter().map(|p| Entry::Input(p.content)));
+                self.conversation.extend(taken.into_iter().map(|p| match p.opens_turn {
+                    true => Entry::Input(p.content),
+                    false => Entry::Note(p.content),
+                }));
                 self.calls.clear();
-                self.model = ModelState::Intended { step: *step, attempt: *attempt };
+                self.model = ModelState::Intended { step: *step, attempt: *attempt, compact: false };
             }
-            Body::ModelDone { content, stop_reason, model, .. } => {
+            Body::ModelDone { compact: true, .. } => self.model = ModelState::Summarised,
+            Body::ModelDone { content, stop_reason, model, usage, .. } => {
+                let used = ModelUsage::of(usage);
+                self.context_used = used.input_tokens
+                    + used.output_tokens
+                    + used.cache_read_input_tokens
+                    + used.cache_creation_input_tokens;
                 let had_calls = content.iter().any(|b| b["type"] == "tool_use");
                 self.conversation.push(Entry::Answer {
                     content: content.clone(),
@@ -347,9 +428,11 @@ impl Session {
                 ..
             } => {
                 let wait = retry::wait_ms(*attempt, *jitter_permille, *retry_after_ms);
+                let compact = matches!(self.model, ModelState::Intended { compact: true, .. });
                 self.model = ModelState::Failed {
                     step: *step,
                     attempt: *attempt,
+                    compact,
                     failure: *failure,
                     status: *status,
                     detail: detail.clone(),
@@ -372,19 +455,13 @@ impl Session {
 
     fn apply_tool(&mut self, body: &Body) {
         match body {
-            Body::ToolUse { step, call_id, name, input, refusal, .. } => {
-                self.steps_begun += 1;
-                self.calls.push(Call {
-                    step: *step,
-                    name: name.clone(),
-                    input: input.clone(),
-                    refusal: refusal.clone(),
-                    dispatches: 0,
-                    state: CallState::Intended,
-                });
-                if let Some(Entry::Answer { results, .. }) = self.conversation.last_mut() {
-                    results.push(CallResult { call_id: call_id.clone(), outcome: None });
-                }
+            Body::ToolUse { step, call_id, name, input, refusal, evaluated_permission, .. } => {
+                let asks = *evaluated_permission == Permission::Ask;
+                let waits_for = asks.then_some(Awaited::Confirmation);
+                self.begin_call((*step, call_id), name, input, refusal.as_ref(), waits_for);
+            }
+            Body::CustomToolUse { step, call_id, name, input, refusal, .. } => {
+                self.begin_call((*step, call_id), name, input, refusal.as_ref(), Some(Awaited::Result));
             }
             Body::ToolDispatched { step, sandbox } => {
                 if let Some(call) = self.call_mut(*step) {
@@ -407,6 +484,67 @@ impl Session {
         }
     }
 
+    fn begin_call(
+        &mut self,
+        (step, call_id): (StepId, &str),
+        name: &str,
+        input: &Map<String, Value>,
+        refusal: Option<&String>,
+        waits_for: Option<Awaited>,
+    ) {
+        self.steps_begun += 1;
+        self.calls.push(Call {
+            step,
+            name: name.to_owned(),
+            input: input.clone(),
+            refusal: refusal.cloned(),
+            dispatches: 0,
+            state: CallState::Intended,
+            waits_for,
+        });
+        if let Some(Entry::Answer { results, .. }) = self.conversation.last_mut() {
+            results.push(CallResult { call_id: call_id.to_owned(), outcome: None });
+        }
+    }
+
+    /// The open call that waits for this of a client.
+    fn waiting_call(&mut self, event: EventId, awaited: Awaited) -> Option<&mut Call> {
+        let is_meant = |call: &&mut Call| {
+            step_event(call.step) == event
+                && call.waits_for == Some(awaited)
+                && call.state == CallState::Intended
+        };
+        self.calls.iter_mut().find(is_meant)
+    }
+
+    fn confirm(&mut self, event: EventId, result: Confirmation, deny_message: Option<&str>) {
+        let Some(call) = self.waiting_call(event, Awaited::Confirmation) else { return };
+        call.waits_for = None;
+        if result == Confirmation::Deny {
+            let why = deny_message.map_or_else(String::new, |message| format!(": {message}"));
+            call.refusal = Some(format!("not run: the user denied the call{why}"));
+        }
+    }
+
+    fn take_clients_result(&mut self, event: EventId, content: &[Value], is_error: bool) {
+        let Some(call) = self.waiting_call(event, Awaited::Result) else { return };
+        let step = call.step;
+        call.state = CallState::Done;
+        self.set_outcome(step, content, is_error);
+    }
+
+    /// The result becomes part of the conversation.
+    fn set_outcome(&mut self, step: StepId, content: &[Value], is_error: bool) {
+        let index = self.calls.iter().position(|call| call.step == step);
+        // Calls are pushed in the order of the answer, so both lists have the same positions.
+        if let Some(index) = index
+            && let Some(Entry::Answer { results, .. }) = self.conversation.last_mut()
+            && let Some(result) = results.get_mut(index)
+        {
+            result.outcome = Some((content.to_vec(), is_error));
+        }
+    }
+
     fn take_result(&mut self, step: StepId, content: &[Value], is_error: bool, substitute: bool) {
         let Some(index) = self.calls.iter().position(|c| c.step == step) else { return };
         let call = &mut self.calls[index];
@@ -417,12 +555,7 @@ impl Session {
         }
         call.state = CallState::Done;
         let what = describe(call);
-        // Calls are pushed in the order of the answer, so both lists have the same positions.
-        if let Some(Entry::Answer { results, .. }) = self.conversation.last_mut()
-            && let Some(result) = results.get_mut(index)
-        {
-            result.outcome = Some((content.to_vec(), is_error));
-        }
+        self.set_outcome(step, content, is_error);
         if !substitute {
             self.results_taken.push(step);
             if !self.secured_ahead.remove(&step) {

@@ -80,11 +80,17 @@ fn definition(name: &str) -> Value {
     })
 }
 
-/// Checks a call against the definitions.
+/// Checks a call against the definitions; of a client's own tool only what every JSON Schema of an object says, for
+/// the rest the client knows better.
 ///
 /// # Errors
 /// A sentence for the model that says what to change.
-pub fn check(definitions: &[Value], name: &str, input: &Value) -> Result<Map<String, Value>, String> {
+pub fn check(
+    definitions: &[Value],
+    name: &str,
+    input: &Value,
+    is_custom: bool,
+) -> Result<Map<String, Value>, String> {
     let names = || definitions.iter().filter_map(|d| d["name"].as_str()).collect::<Vec<_>>().join(", ");
     let Some(definition) = definitions.iter().find(|d| d["name"] == name) else {
         return Err(format!("There is no tool `{name}`. The tools are: {}.", names()));
@@ -97,6 +103,9 @@ pub fn check(definitions: &[Value], name: &str, input: &Value) -> Result<Map<Str
         if !input.contains_key(field) {
             return Err(format!("`{name}` needs the field `{field}`. Nothing was run."));
         }
+    }
+    if is_custom {
+        return Ok(input.clone());
     }
     for (field, value) in input {
         let Some(kind) = schema["properties"][field]["type"].as_str() else {
@@ -139,7 +148,7 @@ mod tests {
     #[test]
     fn a_bad_call_is_answered_with_what_to_change() {
         let all = definitions(&|_| true);
-        let refused = |name: &str, input: Value| check(&all, name, &input).unwrap_err();
+        let refused = |name: &str, input: Value| check(&all, name, &input, false).unwrap_err();
         assert!(refused("sh", json!({})).contains("bash, read, write, edit, glob, grep"));
         assert!(refused("read", json!({})).contains("`file_path`"));
         assert!(refused("read", json!("x")).contains("JSON object"));
@@ -147,8 +156,11 @@ mod tests {
         assert!(refused("bash", json!({"timeout_ms": 5})).contains("`command`"));
         let unknown = refused("bash", json!({"command": "sleep 9", "timeout": 2000}));
         assert!(unknown.contains("no field `timeout`") && unknown.contains("`timeout_ms`"), "{unknown}");
-        assert!(check(&all, "bash", &json!({"command": "ls", "description": "Lists"})).is_ok());
-        assert!(check(&all, "bash", &json!({"restart": true})).is_ok());
-        assert!(check(&all, "edit", &json!({"file_path": "a", "old_string": "", "new_string": "b"})).is_ok());
+        assert!(check(&all, "bash", &json!({"command": "ls", "description": "Lists"}), false).is_ok());
+        assert!(check(&all, "bash", &json!({"restart": true}), false).is_ok());
+        assert!(
+            check(&all, "edit", &json!({"file_path": "a", "old_string": "", "new_string": "b"}), false)
+                .is_ok()
+        );
     }
 }

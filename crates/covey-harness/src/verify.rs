@@ -6,6 +6,9 @@
 
 use serde_json::{Map, Value};
 
+/// How the message begins that stands for an older part of the conversation.
+pub const COMPACTED_MARK: &str =
+    "[covey] An older part of this conversation was left out, because your context is limited.";
 /// Cache points that the provider accepts in one request.
 pub const CACHE_POINTS_MAX: usize = 4;
 
@@ -348,12 +351,22 @@ pub fn check_prefix(previous: &Map<String, Value>, next: &Map<String, Value>) ->
     if previous.get("model") != next.get("model") {
         return Ok(());
     }
+    // The older part was replaced by a summary: nothing of what was cached is left but tools and system.
+    let first = |body: &Map<String, Value>| {
+        let text = body.get("messages").map(|messages| messages[0]["content"][0]["text"].clone());
+        text.unwrap_or_default()
+    };
+    let is_compacted = first(next).as_str().is_some_and(|text| text.starts_with(COMPACTED_MARK))
+        && first(next) != first(previous);
     let unstable = |at: String| Violation::UnstablePrefix { at };
     let null = Value::Null;
     for field in ["tools", "system"] {
         if !same_bytes(previous.get(field).unwrap_or(&null), next.get(field).unwrap_or(&null)) {
             return Err(unstable(field.to_owned()));
         }
+    }
+    if is_compacted {
+        return Ok(());
     }
     let empty = Vec::new();
     let before = previous.get("messages").and_then(Value::as_array).unwrap_or(&empty);

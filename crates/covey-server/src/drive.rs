@@ -29,6 +29,8 @@ pub use live::{Delta, LIVE_DELTAS_MAX, Live};
 
 /// Sessions that are driven at the same time; more wait for one of them to come to rest.
 pub const DRIVERS_MAX: usize = 4096;
+/// How often it is looked whether any session needs a driver that has none.
+const LOOK_PERIOD: Duration = Duration::from_secs(60);
 /// Wait before a driver that failed is started again; each further failure in a row doubles it.
 const RESTART_WAIT_FIRST: Duration = Duration::from_millis(200);
 /// The longest of these waits.
@@ -89,6 +91,7 @@ pub async fn supervise(context: Context, stop: CancellationToken) -> Result<(), 
     for (org, session) in left {
         supervisor.start(org, session);
     }
+    let mut period = tokio::time::interval_at(Instant::now() + LOOK_PERIOD, LOOK_PERIOD);
     loop {
         let next_due = supervisor.due.first().map(|(at, _)| *at);
         tokio::select! {
@@ -100,6 +103,7 @@ pub async fn supervise(context: Context, stop: CancellationToken) -> Result<(), 
             }
             Some(ended) = supervisor.tasks.join_next_with_id() => supervisor.ended(ended).await,
             () = wait_until(next_due) => supervisor.start_due(),
+            _ = period.tick() => supervisor.look_at_all().await,
         }
     }
     while supervisor.tasks.join_next().await.is_some() {}
@@ -155,6 +159,15 @@ impl Supervisor {
                 tracing::error!(%session, error = %e, "cannot see whether the session needs a driver");
                 self.later(session);
             }
+        }
+    }
+
+    /// Starts drivers for all sessions that need one and have none: those whose calls have waited too long for a client,
+    /// and those whose wake-up was lost.
+    async fn look_at_all(&mut self) {
+        match self.context.db.sessions_needing_driver(None).await {
+            Ok(found) => found.into_iter().for_each(|(org, session)| self.start(org, session)),
+            Err(e) => tracing::error!(error = %e, "cannot see which sessions need a driver"),
         }
     }
 

@@ -163,7 +163,7 @@ class ManagedAgents(unittest.TestCase):
 
     def test_errors_arrive_as_the_sdks_own(self):
         with self.assertRaises(anthropic.BadRequestError) as refused:
-            self.beta.agents.create(name="a", model="m", tools=[{"type": "custom", "name": "x", "description": "", "input_schema": {"type": "object"}}])
+            self.beta.agents.create(name="a", model="m", tools=[{"type": "mcp_toolset", "mcp_server_name": "x"}])
         self.assertIn("tools[0].type", str(refused.exception))
         with self.assertRaises(anthropic.NotFoundError):
             self.beta.sessions.retrieve("sesn_" + "0" * 32)

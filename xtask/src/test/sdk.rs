@@ -44,6 +44,8 @@ pub(super) fn python(ground: &Ground<'_>) -> anyhow::Result<Outcome> {
         command
     };
     judge_the_scripted_model(ground, &mut unittest("test_scripted_model.py"))?;
+    let covey = product::built_covey(ground)?;
+    process::run(unittest("test_approvals.py").env("COVEY_BIN", covey), TESTS_LIMIT)?;
     Up::start(ground)?.test(&mut unittest("test_managed_agents.py"))
 }
 

@@ -34,6 +34,9 @@ pub(crate) enum AgentCommand {
         /// The model's name, as its provider spells it.
         #[arg(long)]
         model: String,
+        /// Tools whose calls wait until somebody allows them: `bash`, `write`, …, or `all`.
+        #[arg(long, value_name = "TOOLS", value_delimiter = ',')]
+        ask: Vec<String>,
         #[command(flatten)]
         prompt: Prompt,
     },
@@ -96,8 +99,8 @@ impl Prompt {
 pub(crate) async fn run(global: &Global, command: &AgentCommand) -> anyhow::Result<ExitCode> {
     let client = Client::new(global)?;
     match command {
-        AgentCommand::Create { name, model, prompt } => {
-            let mut body = new_agent(name, model);
+        AgentCommand::Create { name, model, ask, prompt } => {
+            let mut body = new_agent(name, model, ask);
             prompt.add_to(&mut body)?;
             show(global, &client.post("/v1/agents", &body.into()).await?)?;
         }
@@ -148,9 +151,20 @@ pub(crate) async fn run(global: &Global, command: &AgentCommand) -> anyhow::Resu
     Ok(ExitCode::Success)
 }
 
-/// The body that makes an agent with the six tools.
-pub(crate) fn new_agent(name: &str, model: &str) -> Map<String, Value> {
-    let body = [("name", json!(name)), ("model", json!(model)), ("tools", json!([{ "type": TOOLSET }]))];
+/// The body that makes an agent with the six tools; calls of those in `ask` (or of `all`) wait until somebody allows them.
+pub(crate) fn new_agent(name: &str, model: &str, ask: &[String]) -> Map<String, Value> {
+    let policy = json!({"type": "always_ask"});
+    let mut toolset = json!({ "type": TOOLSET });
+    let named = ask.iter().filter(|tool| *tool != "all");
+    let configs: Vec<Value> =
+        named.clone().map(|tool| json!({"name": tool, "permission_policy": policy})).collect();
+    if !configs.is_empty() {
+        toolset["configs"] = configs.into();
+    }
+    if named.count() < ask.len() {
+        toolset["default_config"] = json!({"permission_policy": policy});
+    }
+    let body = [("name", json!(name)), ("model", json!(model)), ("tools", json!([toolset]))];
     body.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
 }
 

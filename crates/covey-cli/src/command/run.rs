@@ -5,6 +5,7 @@
 //! it was taken; otherwise the command says how to get the result. What does not belong here: starting a server.
 
 use std::collections::HashSet;
+use std::io::IsTerminal as _;
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -15,12 +16,14 @@ use covey_types::{BlockHash, Fault, RootHash};
 use serde_json::{Value, json};
 
 use super::home::local::{self, LocalStore, ServerStore};
+use super::session::answer::{self, Word};
 use super::{agent, session};
 use crate::client::{Client, Follow, Heard, id_path, user_message};
 use crate::exit_code::{ExitCode, Refusal};
 use crate::global::Global;
 use crate::output::{self, one_line};
 use crate::progress::Progress;
+use crate::view;
 
 /// After the session: stopping the sandbox and securing the home for the last time.
 const SETTLE_LIMIT: Duration = Duration::from_secs(180);
@@ -42,6 +45,9 @@ pub(crate) struct RunArgs {
     /// The model of an agent that is made now [default: claude-sonnet-4-5].
     #[arg(long, env = "COVEY_MODEL")]
     model: Option<String>,
+    /// Tools of an agent that is made now whose calls wait until somebody allows them: `bash`, `write`, …, or `all`.
+    #[arg(long, value_name = "TOOLS", value_delimiter = ',')]
+    ask: Vec<String>,
     /// Leave the directory as it is; the result stays in the home.
     #[arg(long)]
     no_write_back: bool,
@@ -123,7 +129,7 @@ async fn agent_for(client: &Client, args: &RunArgs, dir: &Path) -> anyhow::Resul
             }
             Ok(agent)
         }
-        None => Ok(client.post("/v1/agents", &agent::new_agent(&name, model).into()).await?),
+        None => Ok(client.post("/v1/agents", &agent::new_agent(&name, model, &args.ask).into()).await?),
     }
 }
 
@@ -215,11 +221,38 @@ async fn show(global: &Global, client: &Client, session: &str) -> anyhow::Result
         session::print(global, &event)?;
         match event["type"].as_str() {
             Some("session.status_idle") if interrupted => return Ok(Shown::Ended(ExitCode::Interrupted)),
+            Some("session.status_idle") if view::stop_reason(&event) == "requires_action" => {
+                ask(global, client, session, &event).await?;
+            }
             Some("session.status_idle") => return Ok(Shown::Ended(session::end_code(&event))),
             Some("session.status_terminated") => return Ok(Shown::Ended(ExitCode::Unfinished)),
             _ => {}
         }
     }
+}
+
+/// The turn waits for somebody's word: asks at the terminal, or says how to answer from elsewhere. The session goes on
+/// by whoever answers first.
+async fn ask(global: &Global, client: &Client, session: &str, idle: &Value) -> anyhow::Result<()> {
+    let elsewhere = format!("`covey session allow {session}` or `covey session deny {session}`");
+    if global.json || !std::io::stdin().is_terminal() {
+        eprintln!("the agent waits for an answer: {elsewhere}");
+        return Ok(());
+    }
+    for call in answer::asked(idle) {
+        eprint!("allow the call {call}? [y/N, or why not] ");
+        let line = tokio::task::spawn_blocking(|| {
+            let mut line = String::new();
+            std::io::stdin().read_line(&mut line).map(|_| line)
+        });
+        let word = Word::typed(&line.await??);
+        match answer::say(client, session, &[call], &word).await {
+            Ok(_) => {}
+            // A call of another program's tool, or somebody else was faster.
+            Err(error) => eprintln!("{error:#}; {elsewhere} answers what still waits"),
+        }
+    }
+    Ok(())
 }
 
 /// Ends the session and waits until its home is secured for the last time; returns the home's root.

@@ -1,5 +1,7 @@
 //! `covey session`: conversations with an agent.
 
+pub(crate) mod answer;
+
 use std::collections::HashSet;
 
 use anyhow::Context as _;
@@ -7,6 +9,7 @@ use clap::Subcommand;
 use serde_json::{Value, json};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
+use self::answer::Word;
 use super::agent;
 use crate::client::{Client, Follow, Heard, id_path, user_message};
 use crate::exit_code::ExitCode;
@@ -63,6 +66,23 @@ pub(crate) enum SessionCommand {
         /// The session's id.
         session: String,
     },
+    /// Let calls run that wait for somebody's word.
+    Allow {
+        /// The session's id.
+        session: String,
+        /// Ids of the calls' events [default: all that wait].
+        calls: Vec<String>,
+    },
+    /// Refuse calls that wait for somebody's word; the agent is told and goes on.
+    Deny {
+        /// The session's id.
+        session: String,
+        /// Ids of the calls' events [default: all that wait].
+        calls: Vec<String>,
+        /// Why, for the agent.
+        #[arg(long)]
+        message: Option<String>,
+    },
     /// Print the events; with --follow, also those to come, until the session is terminated or archived, or Ctrl-C.
     Events {
         /// The session's id.
@@ -117,6 +137,15 @@ pub(crate) async fn run(global: &Global, command: &SessionCommand) -> anyhow::Re
         SessionCommand::Interrupt { session } => {
             let sent = client.send(session, json!([{ "type": "user.interrupt" }])).await?;
             output::value(global.json, &sent, |_| "interrupt sent".to_owned())?;
+        }
+        SessionCommand::Allow { session, calls } => {
+            let sent = answer::say(&client, session, calls, &Word::Allow).await?;
+            output::value(global.json, &sent, |_| "allowed".to_owned())?;
+        }
+        SessionCommand::Deny { session, calls, message } => {
+            let word = Word::Deny { message: message.clone() };
+            let sent = answer::say(&client, session, calls, &word).await?;
+            output::value(global.json, &sent, |_| "denied".to_owned())?;
         }
         SessionCommand::Events { session, follow: true } => {
             let mut events = Follow::new(&client, session, HashSet::new())?;

@@ -12,7 +12,10 @@ use super::connection::{
 };
 use super::transaction::{look, transact, view};
 use super::{Postgres, sessions};
-use crate::journal::{Journal, Moved, UserEvent, not_moved, numbered, refuse_events, stored_body, taken_by};
+use crate::journal::{
+    Journal, Moved, UserEvent, judge_answer, not_moved, numbered, refuse_events, refuse_second_answer, stored_body,
+    taken_by,
+};
 use crate::page::limit_sql;
 use crate::{Order, Result, now};
 
@@ -112,10 +115,36 @@ pub(super) async fn append_user_events(
             records.push(known);
             continue;
         }
+        if let Some(call) = event.body.answered_call() {
+            check_answer(tx, org, session, call, &event.body).await?;
+        }
         let body = vec![event.body.clone()];
         records.extend(append_rows(tx, org, session, None, body, event.dedup.as_deref()).await?);
     }
     Ok(records)
+}
+
+/// Whether the call is there, waits for this kind of answer, and has none yet. The session's row is locked: of two answers
+/// the second finds the first.
+async fn check_answer(
+    tx: &Connection,
+    org: OrgId,
+    session: SessionId,
+    call: EventId,
+    answer: &Body,
+) -> Result<()> {
+    let (org, id) = (org.to_string(), session.to_string());
+    let sql = format!("SELECT {COLUMNS} FROM journal WHERE org = $1 AND session = $2 AND event = $3");
+    let asked = tx.row(&sql, &[&org, &id, &call.to_string()]).await?;
+    let asked = judge_answer(session, call, asked.as_ref().map(record_of).transpose()?, answer)?;
+    let step = asked.body.step().map(|step| step.to_string());
+    let sql = "SELECT EXISTS (SELECT FROM journal WHERE org = $1 AND session = $2 AND step = $3
+                                                    AND kind = 'agent.tool_result')";
+    let has_ended = tx.row(sql, &[&org, &id, &step]).await?.map_or(Ok(false), |row| cell(&row, 0))?;
+    let sql = "SELECT body FROM journal WHERE org = $1 AND session = $2 AND seq > $3 AND kind = $4";
+    let rows = tx.rows(sql, &[&org, &id, &(asked.seq as i64), &answer.kind()]).await?;
+    let earlier = rows.iter().map(|row| document("journal record", row, 0)).collect::<Result<Vec<Body>>>()?;
+    refuse_second_answer(call, has_ended, &earlier)
 }
 
 /// Appends what is fenced by something else in the same transaction (a home's lease).
@@ -143,10 +172,11 @@ async fn append_rows(
     let sql = "UPDATE session SET head = head + $4, updated_at = $5, status = coalesce($6::text, status),
                       input_tokens = input_tokens + $7, output_tokens = output_tokens + $8,
                       cache_read_input_tokens = cache_read_input_tokens + $9,
-                      cache_creation_input_tokens = cache_creation_input_tokens + $10
+                      cache_creation_input_tokens = cache_creation_input_tokens + $10,
+                      waits_since = CASE WHEN $11::bool IS NULL THEN waits_since WHEN $11 THEN $5 END
                WHERE org = $1 AND id = $2 AND ($3::bigint IS NULL OR epoch = $3)
                RETURNING head, epoch";
-    let parameters: [Parameter<'_>; 10] = [
+    let parameters: [Parameter<'_>; 11] = [
         &org_text,
         &session_text,
         &epoch.map(|epoch| epoch as i64),
@@ -157,6 +187,7 @@ async fn append_rows(
         &(change.usage.output_tokens as i64),
         &(change.usage.cache_read_input_tokens as i64),
         &(change.usage.cache_creation_input_tokens as i64),
+        &change.waits,
     ];
     let Some(row) = tx.row(sql, &parameters).await? else { return Err(not_moved(session, epoch)) };
     let (head, current_epoch): (u64, i64) = (number(&row, 0)?, cell(&row, 1)?);
@@ -205,10 +236,10 @@ async fn insert(
 
 /// The record that takes user events account of sets their time, in the same transaction.
 async fn mark_taken(tx: &Connection, org: &str, session: &str, body: &Body, now: Timestamp) -> Result<()> {
-    let Some((kind, upto)) = taken_by(body) else { return Ok(()) };
+    let Some((kinds, upto)) = taken_by(body) else { return Ok(()) };
     let sql = "UPDATE journal SET processed_at = $5
-               WHERE org = $1 AND session = $2 AND kind = $3 AND seq <= $4 AND processed_at IS NULL";
-    tx.execute(sql, &[&org, &session, &kind, &(upto as i64), &now.unix_ms()]).await?;
+               WHERE org = $1 AND session = $2 AND kind = ANY($3::text[]) AND seq <= $4 AND processed_at IS NULL";
+    tx.execute(sql, &[&org, &session, &kinds, &(upto as i64), &now.unix_ms()]).await?;
     Ok(())
 }
 

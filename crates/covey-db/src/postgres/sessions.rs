@@ -15,8 +15,7 @@ use crate::homes::Unsecured;
 use crate::journal::UserEvent;
 use crate::sessions::{
     HomeSpan, NewSession, Session, SessionEdit, SessionFilter, Sessions, document_of, refuse_if_open,
-    refuse_new, status_of,
-};
+    refuse_new, status_of, waited_too_long};
 use crate::{DbError, Page, Result, now, to_json};
 
 #[async_trait]
@@ -131,11 +130,12 @@ impl Sessions for Postgres {
         let sql = "SELECT org, id FROM session
                    WHERE ($1::text IS NULL OR id = $1) AND status <> 'terminated'
                      AND (status IN ('running', 'rescheduling')
-                          OR id IN (SELECT session FROM journal WHERE processed_at IS NULL
-                                                                  AND ($1::text IS NULL OR session = $1)))
+                          OR (waits_since < $2 AND archived_at IS NULL)
+                          OR EXISTS (SELECT FROM journal WHERE journal.session = session.id AND processed_at IS NULL
+                                                           AND (waits_since IS NULL OR kind <> 'user.message')))
                    ORDER BY id";
         look!(self, "sessions needing a driver", |read| {
-            let rows = read.rows(sql, &[&only.map(|id| id.to_string())]).await?;
+            let rows = read.rows(sql, &[&only.map(|id| id.to_string()), &waited_too_long()]).await?;
             rows.iter().map(|row| Ok((printed("org", row, 0)?, printed("session", row, 1)?))).collect()
         })
     }

@@ -7,7 +7,10 @@ use rusqlite::{OptionalExtension, Row};
 use serde_json::Value;
 
 use super::{Order, Read, Result, Sqlite, Tx, parsed, parsed_json};
-use crate::journal::{Journal, Moved, UserEvent, not_moved, numbered, refuse_events, stored_body, taken_by};
+use crate::journal::{
+    Journal, Moved, UserEvent, judge_answer, not_moved, numbered, refuse_events, refuse_second_answer, stored_body,
+    taken_by,
+};
 use crate::page::limit_sql;
 
 #[async_trait]
@@ -83,10 +86,32 @@ pub(super) fn append_user_events(
             records.push(known);
             continue;
         }
+        if let Some(call) = event.body.answered_call() {
+            check_answer(tx, org, session, call, &event.body)?;
+        }
         let appended = append_rows(tx, org, session, None, vec![event.body.clone()], event.dedup.as_deref())?;
         records.extend(appended);
     }
     Ok(records)
+}
+
+/// Whether the call is there, waits for this kind of answer, and has none yet.
+fn check_answer(tx: &Tx<'_>, org: OrgId, session: SessionId, call: EventId, answer: &Body) -> Result<()> {
+    let sql = format!("SELECT {COLUMNS} FROM journal WHERE org = ?1 AND session = ?2 AND event = ?3");
+    let mut statement = tx.conn.prepare_cached(&sql)?;
+    let mut rows = statement.query((org.to_string(), session.to_string(), call.to_string()))?;
+    let asked = rows.next()?.map(record_of).transpose()?;
+    let asked = judge_answer(session, call, asked, answer)?;
+    let has_ended = asked.body.step().map_or(Ok(false), |step| has_result(tx, session, step))?;
+    let mut statement = tx.conn.prepare_cached(
+        "SELECT body FROM journal WHERE org = ?1 AND session = ?2 AND seq > ?3 AND kind = ?4",
+    )?;
+    let mut rows = statement.query((org.to_string(), session.to_string(), asked.seq as i64, answer.kind()))?;
+    let mut earlier = Vec::new();
+    while let Some(row) = rows.next()? {
+        earlier.push(parsed_json("journal record", &row.get::<_, String>(0)?)?);
+    }
+    refuse_second_answer(call, has_ended, &earlier)
 }
 
 /// Appends what is fenced by something else in the same transaction (a home's lease).
@@ -117,7 +142,8 @@ fn append_rows(
             "UPDATE session SET head = head + ?4, updated_at = ?5, status = coalesce(?6, status),
                     input_tokens = input_tokens + ?7, output_tokens = output_tokens + ?8,
                     cache_read_input_tokens = cache_read_input_tokens + ?9,
-                    cache_creation_input_tokens = cache_creation_input_tokens + ?10
+                    cache_creation_input_tokens = cache_creation_input_tokens + ?10,
+                    waits_since = CASE WHEN ?11 IS NULL THEN waits_since WHEN ?11 THEN ?5 END
              WHERE org = ?1 AND id = ?2 AND (?3 IS NULL OR epoch = ?3)
              RETURNING head, epoch",
         )?
@@ -133,6 +159,7 @@ fn append_rows(
                 change.usage.output_tokens as i64,
                 change.usage.cache_read_input_tokens as i64,
                 change.usage.cache_creation_input_tokens as i64,
+                change.waits,
             ),
             |row| Ok((row.get(0)?, row.get(1)?)),
         )
@@ -182,13 +209,15 @@ fn insert(
 
 /// The record that takes user events account of sets their time, in the same transaction.
 fn mark_taken(tx: &Tx<'_>, org: &str, session: &str, body: &Body, now: Timestamp) -> Result<()> {
-    let Some((kind, upto)) = taken_by(body) else { return Ok(()) };
-    tx.conn
-        .prepare_cached(
-            "UPDATE journal SET processed_at = ?5
-             WHERE org = ?1 AND session = ?2 AND kind = ?3 AND seq <= ?4 AND processed_at IS NULL",
-        )?
-        .execute((org, session, kind, upto as i64, now.unix_ms()))?;
+    let Some((kinds, upto)) = taken_by(body) else { return Ok(()) };
+    for kind in kinds {
+        tx.conn
+            .prepare_cached(
+                "UPDATE journal SET processed_at = ?5
+                 WHERE org = ?1 AND session = ?2 AND kind = ?3 AND seq <= ?4 AND processed_at IS NULL",
+            )?
+            .execute((org, session, kind, upto as i64, now.unix_ms()))?;
+    }
     Ok(())
 }
 

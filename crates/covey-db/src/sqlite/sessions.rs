@@ -13,8 +13,7 @@ use crate::homes::Unsecured;
 use crate::journal::UserEvent;
 use crate::sessions::{
     HomeSpan, NewSession, Session, SessionEdit, SessionFilter, Sessions, document_of, refuse_if_open,
-    refuse_new, status_of,
-};
+    refuse_new, status_of, waited_too_long};
 
 #[async_trait]
 impl Sessions for Sqlite {
@@ -279,7 +278,7 @@ fn home_span(read: &Read<'_>, org: OrgId, id: SessionId) -> Result<HomeSpan> {
     Ok((parsed("session's home", &row.get::<_, String>(0)?)?, generation(1)?, generation(2)?))
 }
 
-/// Sessions that need a driver: a turn is open, or a user event waits. With `only`, just that one.
+/// Sessions that need a driver, as [`Sessions::sessions_needing_driver`] says.
 ///
 /// # Errors
 /// When the database refuses.
@@ -288,10 +287,12 @@ pub(super) fn needing_driver(read: &Read<'_>, only: Option<SessionId>) -> Result
         "SELECT org, id FROM session
          WHERE (?1 IS NULL OR id = ?1) AND status <> 'terminated'
            AND (status IN ('running', 'rescheduling')
-                OR id IN (SELECT session FROM journal WHERE processed_at IS NULL))
+                OR (waits_since < ?2 AND archived_at IS NULL)
+                OR EXISTS (SELECT 1 FROM journal WHERE journal.session = session.id AND processed_at IS NULL
+                                                   AND (waits_since IS NULL OR kind <> 'user.message')))
          ORDER BY id",
     )?;
-    let mut rows = statement.query([only.map(|id| id.to_string())])?;
+    let mut rows = statement.query((only.map(|id| id.to_string()), waited_too_long()))?;
     let mut sessions = Vec::new();
     while let Some(row) = rows.next()? {
         sessions

@@ -2,8 +2,8 @@
 
 use covey_db::journal::{USER_EVENTS_MAX, UserEvent};
 use covey_db::{DbError, Order};
-use covey_harness::record::{Body, ModelUsage, StopReason, span_id};
-use covey_types::SessionStatus;
+use covey_harness::record::{Body, Confirmation, ModelUsage, Permission, StopReason, span_id, step_event};
+use covey_types::{EventId, SessionStatus, StepId};
 use serde_json::{Value, json};
 use tokio::task::JoinSet;
 
@@ -36,7 +36,7 @@ pub(crate) async fn a_message_is_processed_when_a_request_takes_account_of_it(f:
     let epoch = f.claim().await;
     f.say(vec![message("one")]).await.unwrap();
     f.say(vec![message("two"), UserEvent { body: Body::UserInterrupt {}, dedup: None }]).await.unwrap();
-    let taken = Body::ModelIntended { step: fresh_step(), upto: 1, attempt: 1 };
+    let taken = Body::ModelIntended { step: fresh_step(), upto: 1, attempt: 1, compact: false };
     f.append(epoch, vec![taken]).await.unwrap();
     let records = f.all().await;
     let processed: Vec<bool> = records.iter().map(|record| record.processed_at.is_some()).collect();
@@ -44,10 +44,75 @@ pub(crate) async fn a_message_is_processed_when_a_request_takes_account_of_it(f:
     let needing = f.other.sessions_needing_driver(None).await.unwrap();
     assert_eq!(needing, [(f.org, f.session.id)]);
     assert_eq!(f.db.sessions_needing_driver(Some(super::no_such_session())).await.unwrap(), []);
-    let all = Body::ModelIntended { step: fresh_step(), upto: 4, attempt: 1 };
+    let all = Body::ModelIntended { step: fresh_step(), upto: 4, attempt: 1, compact: false };
     f.append(epoch, vec![Body::InterruptHandled { upto: 4 }, all]).await.unwrap();
     assert!(f.all().await.iter().all(|record| record.processed_at.is_some()));
     assert_eq!(f.other.sessions_needing_driver(Some(f.session.id)).await.unwrap(), []);
+}
+
+fn asking(step: StepId) -> Body {
+    Body::ToolUse {
+        step,
+        model_step: fresh_step(),
+        index: 0,
+        call_id: "c".into(),
+        name: "bash".into(),
+        input: serde_json::Map::new(),
+        evaluated_permission: Permission::Ask,
+        refusal: None,
+    }
+}
+
+fn confirm(call: EventId) -> UserEvent {
+    let body =
+        Body::UserToolConfirmation { tool_use_id: call, result: Confirmation::Allow, deny_message: None };
+    UserEvent { body, dedup: None }
+}
+
+pub(crate) async fn a_call_that_waits_takes_one_answer_and_a_session_that_waits_needs_no_driver(f: &World) {
+    let epoch = f.claim().await;
+    let (step, other) = (fresh_step(), fresh_step());
+    let call = step_event(step);
+    let wait = || Body::StatusIdle { stop_reason: StopReason::RequiresAction { event_ids: vec![call] } };
+    f.append(epoch, vec![Body::StatusRunning {}, asking(step), asking(other), wait()]).await.unwrap();
+    let needs = async || !f.other.sessions_needing_driver(None).await.unwrap().is_empty();
+    assert!(!needs().await);
+    // What is said meanwhile waits with the calls; an interrupt does not.
+    f.say(vec![message("hurry")]).await.unwrap();
+    assert!(!needs().await);
+    f.say(vec![UserEvent { body: Body::UserInterrupt {}, dedup: None }]).await.unwrap();
+    assert!(needs().await);
+    f.append(epoch, vec![Body::InterruptHandled { upto: 6 }]).await.unwrap();
+    assert!(!needs().await);
+    for wrong in [step_event(fresh_step()), f.all().await[4].event.unwrap()] {
+        assert!(matches!(f.say(vec![confirm(wrong)]).await, Err(DbError::Invalid(_))), "{wrong}");
+    }
+    let result = Body::UserCustomToolResult { custom_tool_use_id: call, content: vec![], is_error: false };
+    let result = f.say(vec![UserEvent { body: result, dedup: None }]).await;
+    assert!(matches!(result, Err(DbError::Invalid(_))), "it is no tool of a client");
+    // Of two at once, on two servers, one is taken.
+    let ours = f.db.append_user_events(f.org, f.session.id, vec![confirm(call)]);
+    let theirs = f.other.append_user_events(f.org, f.session.id, vec![confirm(call)]);
+    let (ours, theirs) = tokio::join!(ours, theirs);
+    let refused = [&ours, &theirs].into_iter().filter(|r| matches!(r, Err(DbError::Conflict(_)))).count();
+    assert_eq!((refused, ours.is_ok() || theirs.is_ok()), (1, true), "{ours:?} {theirs:?}");
+    assert!(needs().await);
+    let upto = f.all().await.last().unwrap().seq;
+    f.append(epoch, vec![Body::AnswersHandled { upto }, wait()]).await.unwrap();
+    assert!(!needs().await);
+    let waiting = f.all().await.into_iter().filter(|record| record.processed_at.is_none());
+    assert_eq!(waiting.map(|record| record.body.kind()).collect::<Vec<_>>(), ["user.message"]);
+    // One that has ended takes no answer.
+    let ended = Body::ToolResult {
+        step: other,
+        tool_use_id: step_event(other),
+        content: vec![],
+        is_error: true,
+        substitute: true,
+    };
+    f.append(epoch, vec![Body::StatusRunning {}, ended]).await.unwrap();
+    assert!(needs().await, "it runs");
+    assert!(matches!(f.say(vec![confirm(step_event(other))]).await, Err(DbError::Conflict(_))));
 }
 
 pub(crate) async fn a_follower_sees_every_public_event_once_and_in_order(f: &World) {

@@ -130,6 +130,7 @@ macro_rules! whole_contract {
                 the_same_dedup_key_appends_once,
                 the_same_dedup_key_from_two_servers_at_once_appends_once,
                 a_message_is_processed_when_a_request_takes_account_of_it,
+                a_call_that_waits_takes_one_answer_and_a_session_that_waits_needs_no_driver,
                 a_follower_sees_every_public_event_once_and_in_order,
                 a_follower_learns_of_the_end,
                 events_from_many_writers_are_all_there_and_numbered_without_a_gap,

@@ -68,11 +68,14 @@ pub struct HomeReadyFacts {
 impl Session {
     /// The model answered.
     pub fn answered(&self, step: StepId, answer: ModelAnswerFacts) -> Vec<Body> {
-        let ModelState::Intended { step: open, attempt } = self.model else { return Vec::new() };
+        let ModelState::Intended { step: open, attempt, compact } = self.model else { return Vec::new() };
         if open != step {
             return Vec::new();
         }
-        let shown = self.shown(step, &answer);
+        let shown = match compact {
+            true => vec![self.compacted(&answer.content)],
+            false => self.shown(step, &answer),
+        };
         let mut bodies = vec![
             Body::ModelDone {
                 step,
@@ -81,6 +84,7 @@ impl Session {
                 usage: answer.usage.clone(),
                 model: answer.model,
                 request_id: answer.request_id,
+                compact,
             },
             span_end(step, attempt, false, ModelUsage::of(&answer.usage)),
         ];
@@ -126,7 +130,9 @@ impl Session {
 
     fn call_of(&self, model_step: StepId, index: u32, block: &Value, stop_reason: &str, cut: bool) -> Body {
         let name = block["name"].as_str().unwrap_or_default();
-        let checked = toolset::check(&self.config.tools, name, &block["input"]);
+        let rules = &self.config.rules;
+        let is_custom = rules.is_custom(name);
+        let checked = toolset::check(&self.config.tools, name, &block["input"], is_custom);
         let refusal = match (&checked, cut, stop_reason) {
             (_, true, _) => Some(
                 "The input was cut: the answer reached the limit of output tokens. Nothing was run; \
@@ -137,21 +143,24 @@ impl Session {
             (Err(text), ..) => Some(text.clone()),
             (Ok(_), ..) => None,
         };
-        Body::ToolUse {
-            step: self.step_id(self.steps_begun + u64::from(index)),
-            model_step,
-            index,
-            call_id: block["id"].as_str().unwrap_or_default().to_owned(),
-            name: name.to_owned(),
-            input: block["input"].as_object().cloned().unwrap_or_default(),
-            evaluated_permission: if refusal.is_some() { Permission::Deny } else { Permission::Allow },
-            refusal,
+        let step = self.step_id(self.steps_begun + u64::from(index));
+        let call_id = block["id"].as_str().unwrap_or_default().to_owned();
+        let input = block["input"].as_object().cloned().unwrap_or_default();
+        let name = name.to_owned();
+        if is_custom {
+            return Body::CustomToolUse { step, model_step, index, call_id, name, input, refusal };
         }
+        let evaluated_permission = match &refusal {
+            Some(_) => Permission::Deny,
+            None if rules.asks(&name) => Permission::Ask,
+            None => Permission::Allow,
+        };
+        Body::ToolUse { step, model_step, index, call_id, name, input, evaluated_permission, refusal }
     }
 
     /// The attempt failed. `jitter_permille` is a fresh random number from 0 to 1000.
     pub fn failed(&self, step: StepId, failure: ModelFailureFacts, jitter_permille: u16) -> Vec<Body> {
-        let ModelState::Intended { step: open, attempt } = self.model else { return Vec::new() };
+        let ModelState::Intended { step: open, attempt, .. } = self.model else { return Vec::new() };
         if open != step {
             return Vec::new();
         }

@@ -3,11 +3,12 @@
 //! The order of the questions is the order of importance: an interrupt before everything, the result of a
 //! call before the next choice (I3). What does not belong here: changing the fold.
 
-use covey_types::{SessionStatus, StepId};
+use covey_types::{EventId, SessionStatus, StepId};
 use serde_json::{Value, json};
 
 use super::{
-    Call, CallState, DISPATCHES_MAX, ModelState, PARALLEL_CALLS_MAX, STEPS_PER_TURN_MAX, Session, WakeFailure,
+    ANSWER_WAIT_MAX_MS, Call, CallState, DISPATCHES_MAX, ModelState, PARALLEL_CALLS_MAX, STEPS_PER_TURN_MAX,
+    Session, WakeFailure, later,
 };
 use crate::effect::Effect;
 use crate::record::{
@@ -18,6 +19,9 @@ use crate::retry::{MODEL_ATTEMPTS_MAX, may_wake_again};
 /// What the model is told of a call whose end is unknown.
 pub(super) const INTERRUPTED: &str = "interrupted, may have had effects";
 
+/// What the model is told of a call that no client has answered.
+const UNANSWERED: &str = "not run: nobody answered in time";
+
 impl Session {
     /// Names everything that should be under way. Pure: the same session gives the same wishes.
     pub fn next(&self) -> Vec<Effect> {
@@ -26,6 +30,13 @@ impl Session {
         }
         if let Some(upto) = self.interrupt {
             return vec![Effect::Append(self.handle_interrupt(upto))];
+        }
+        if let Some(upto) = self.answered {
+            let mut bodies = vec![Body::AnswersHandled { upto }];
+            if self.is_paused() {
+                bodies.push(Body::StatusRunning {});
+            }
+            return vec![Effect::Append(bodies)];
         }
         if !self.turn_open {
             if self.wants_turn() {
@@ -38,7 +49,9 @@ impl Session {
         }
         match &self.model {
             ModelState::Quiet => vec![self.begin_request()],
-            ModelState::Intended { step, attempt } => {
+            // Only a crash between two records of one transaction could leave it so, and there is none.
+            ModelState::Summarised => vec![self.compact_without_model()],
+            ModelState::Intended { step, attempt, .. } => {
                 let mut effects = self.acknowledgements();
                 effects.push(Effect::CallModel { step: *step, attempt: *attempt });
                 effects
@@ -73,7 +86,7 @@ impl Session {
     fn handle_interrupt(&self, upto: u64) -> Vec<Body> {
         let mut bodies = Vec::new();
         if self.turn_open {
-            if let ModelState::Intended { step, attempt } = &self.model {
+            if let ModelState::Intended { step, attempt, .. } = &self.model {
                 bodies.push(Body::ModelAbandoned { step: *step, reason: "interrupted by the user".into() });
                 bodies.push(span_end(*step, *attempt, true, ModelUsage::default()));
             }
@@ -100,24 +113,40 @@ impl Session {
             return Effect::Append(fail(ErrorKind::ToolUseLimitReachedError, message));
         }
         let step = self.step_id(self.steps_begun);
+        let compact = self.wants_compaction();
         Effect::Append(vec![
-            Body::ModelIntended { step, upto: self.head, attempt: 1 },
+            Body::ModelIntended { step, upto: self.taken_upto(compact), attempt: 1, compact },
             Body::SpanStart { step, attempt: 1 },
         ])
     }
 
+    /// A request for a summary takes no message.
+    const fn taken_upto(&self, compact: bool) -> u64 {
+        if compact { 0 } else { self.head }
+    }
+
     fn after_failure(&self) -> Effect {
-        let ModelState::Failed { step, attempt, failure, status, detail, until } = &self.model else {
+        let ModelState::Failed { step, attempt, compact, failure, status, detail, until } = &self.model
+        else {
             return Effect::Append(Vec::new());
         };
         if *failure == FailureKind::Transient && *attempt < MODEL_ATTEMPTS_MAX {
             let attempt = attempt + 1;
             let then = vec![
                 Body::StatusRunning {},
-                Body::ModelIntended { step: *step, upto: self.head, attempt },
+                Body::ModelIntended {
+                    step: *step,
+                    upto: self.taken_upto(*compact),
+                    attempt,
+                    compact: *compact,
+                },
                 Body::SpanStart { step: *step, attempt },
             ];
             return Effect::Wait { until: *until, then };
+        }
+        if *compact && *failure == FailureKind::Rejected {
+            // Most likely the conversation is too long even for its summary.
+            return self.compact_without_model();
         }
         let message = match failure {
             FailureKind::Transient => format!("the model did not answer {attempt} times: {detail}"),
@@ -134,6 +163,7 @@ impl Session {
     fn after_answer(&self, stop_reason: &str, had_calls: bool) -> Effect {
         match stop_reason {
             "refusal" => Effect::Append(vec![Body::StatusIdle { stop_reason: StopReason::Refusal }]),
+            "model_context_window_exceeded" if self.can_compact() => self.compact_without_model(),
             "model_context_window_exceeded" => {
                 let message = "the conversation no longer fits the model's context; start a new session (the home stays)";
                 Effect::Append(fail(ErrorKind::ModelRequestFailedError, message.into()))
@@ -156,6 +186,9 @@ impl Session {
         if !refused.is_empty() {
             return vec![Effect::Append(refused)];
         }
+        if self.runnable_calls().next().is_none() {
+            return self.await_clients();
+        }
         if let Some(failure) = &self.wake_failure
             && !failure.waited
         {
@@ -167,7 +200,7 @@ impl Session {
             return effects;
         };
         let dispatched: Vec<Body> = self
-            .open_calls()
+            .runnable_calls()
             .filter(|c| c.state == CallState::Intended)
             .map(|c| Body::ToolDispatched { step: c.step, sandbox: ready })
             .collect();
@@ -185,6 +218,25 @@ impl Session {
                 Effect::QueryTool { step, sandbox }
             })
         }));
+        effects
+    }
+
+    /// Open calls that wait for no client.
+    fn runnable_calls(&self) -> impl Iterator<Item = &Call> {
+        self.open_calls().filter(|call| call.waits_for.is_none())
+    }
+
+    /// Every open call waits for a client: says so once, and then rests until one answers or all are too late.
+    fn await_clients(&self) -> Vec<Effect> {
+        let event_ids: Vec<EventId> = self.open_calls().map(|call| step_event(call.step)).collect();
+        let Some(paused) = self.paused.as_ref().filter(|paused| paused.event_ids == event_ids) else {
+            let stop_reason = StopReason::RequiresAction { event_ids };
+            return vec![Effect::Append(vec![Body::StatusIdle { stop_reason }])];
+        };
+        let mut then = vec![Body::StatusRunning {}];
+        then.extend(self.open_calls().map(|call| substitute(call, UNANSWERED)));
+        let mut effects = self.after_turn();
+        effects.push(Effect::Wait { until: later(paused.since, ANSWER_WAIT_MAX_MS), then });
         effects
     }
 

@@ -6,7 +6,7 @@ use serde_json::json;
 
 use super::*;
 use crate::effect::Effect;
-use crate::record::StopReason;
+use crate::record::{Confirmation, StopReason};
 use crate::verify::{check_answer_kept, check_prefix, check_request};
 
 /// A journal with its fold, as a driver would keep them.
@@ -19,6 +19,22 @@ fn config() -> AgentConfig {
     let document =
         json!({"model": "m", "system": "Be brief.", "tools": [{"type": "agent_toolset_20260401"}]});
     AgentConfig::from_document(&document).unwrap()
+}
+
+/// An agent whose `bash` asks, and that has a tool that a client runs.
+fn asking() -> World {
+    let document = json!({"model": "m", "tools": [
+        {"type": "agent_toolset_20260401", "configs": [
+            {"name": "bash", "permission_policy": {"type": "always_ask"}}]},
+        {"type": "custom", "name": "deploy", "description": "d", "input_schema": {"type": "object"}},
+    ]});
+    let config = AgentConfig::from_document(&document).unwrap();
+    let id = SessionId::from_uuid(uuid::Uuid::from_u128(1));
+    World { session: Session::new(id, config), journal: Vec::new() }
+}
+
+fn call(id: &str, name: &str, input: Value) -> Value {
+    json!({"type": "tool_use", "id": id, "name": name, "input": input})
 }
 
 fn fresh() -> Session {
@@ -133,8 +149,8 @@ impl World {
     }
 
     fn last_stop(&self) -> Option<StopReason> {
-        self.journal.iter().rev().find_map(|r| match r.body {
-            Body::StatusIdle { stop_reason } => Some(stop_reason),
+        self.journal.iter().rev().find_map(|r| match &r.body {
+            Body::StatusIdle { stop_reason } => Some(stop_reason.clone()),
             _ => None,
         })
     }
@@ -694,4 +710,307 @@ proptest! {
         w.settle_to_model();
         prop_assert_eq!(check_request(&w.session.request()), Ok(()));
     }
+}
+
+impl World {
+    /// The steps of the last answer's calls.
+    fn calls(&self) -> Vec<StepId> {
+        self.session.calls.iter().map(|call| call.step).collect()
+    }
+
+    fn confirms(&mut self, call: StepId, result: Confirmation, message: Option<&str>) {
+        let deny_message = message.map(str::to_owned);
+        self.append(vec![Body::UserToolConfirmation { tool_use_id: step_event(call), result, deny_message }]);
+    }
+
+    /// What the clients are asked for, when the session rests.
+    fn asked(&mut self) -> Vec<EventId> {
+        let effects = self.settle();
+        assert!(self.session.is_paused(), "{effects:?}");
+        assert_eq!(self.session.status(), SessionStatus::Idle);
+        let is_leftover = |e: &&Effect| matches!(e, Effect::Wait { .. } | Effect::AcknowledgeTool { .. });
+        let unperformed: Vec<_> = effects.iter().filter(|e| !is_leftover(e)).collect();
+        assert!(unperformed.is_empty(), "{unperformed:?}");
+        match &self.journal.last().unwrap().body {
+            Body::StatusIdle { stop_reason: StopReason::RequiresAction { event_ids } } => event_ids.clone(),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn results(&self) -> Vec<(String, bool)> {
+        let result = |record: &Record| match &record.body {
+            Body::ToolResult { content, is_error, .. } => {
+                Some((content[0]["text"].as_str().unwrap().to_owned(), *is_error))
+            }
+            _ => None,
+        };
+        self.journal.iter().filter_map(result).collect()
+    }
+}
+
+#[test]
+fn a_call_that_asks_runs_only_after_a_clients_word_and_then_once() {
+    let mut world = asking();
+    world.say("Do it.");
+    world.answers(vec![call("a", "bash", json!({"command": "ls"}))], "tool_use");
+    let step = world.calls()[0];
+    assert_eq!(world.asked(), [step_event(step)]);
+    let rests = world.session.next();
+    assert!(
+        matches!(rests.as_slice(), [Effect::Wait { until, .. }]
+        if until.unix_ms() > i64::try_from(ANSWER_WAIT_MAX_MS).unwrap()),
+        "{rests:?}"
+    );
+    // Another driver, days later, folds the same.
+    world.append(vec![Body::DriverClaimed { epoch: 2 }]);
+    assert_eq!(world.session.next(), rests);
+    world.confirms(step, Confirmation::Allow, None);
+    world.wakes(1);
+    assert_eq!(world.session.status(), SessionStatus::Running);
+    let effects = world.settle();
+    assert!(
+        matches!(effects.as_slice(), [Effect::DispatchTool { step: sent, .. }] if *sent == step),
+        "{effects:?}"
+    );
+    // Said twice: it runs, or has run, and is not started again.
+    world.confirms(step, Confirmation::Allow, None);
+    assert_eq!(world.settle(), effects);
+    world.finishes(step, "done");
+    world.confirms(step, Confirmation::Deny, None);
+    world.settle_to_model();
+    assert_eq!(world.results(), [("done".to_owned(), false)]);
+    check_request(&world.session.request()).unwrap();
+}
+
+#[test]
+fn a_denied_call_is_answered_with_the_reason_and_the_others_go_on() {
+    let mut world = asking();
+    world.say("Do it.");
+    let calls = vec![
+        call("a", "bash", json!({"command": "rm -r /"})),
+        call("b", "read", json!({"file_path": "x"})),
+        call("c", "bash", json!({"command": "ls"})),
+    ];
+    world.answers(calls, "tool_use");
+    let steps = world.calls();
+    // What asks for nothing does not wait for what does.
+    world.wakes(1);
+    let effects = world.settle();
+    assert!(
+        matches!(effects.as_slice(), [Effect::DispatchTool { step, .. }] if *step == steps[1]),
+        "{effects:?}"
+    );
+    assert_eq!(world.session.status(), SessionStatus::Running);
+    world.finishes(steps[1], "text");
+    assert_eq!(world.asked(), [step_event(steps[0]), step_event(steps[2])]);
+    world.confirms(steps[0], Confirmation::Deny, Some("too much"));
+    assert_eq!(world.asked(), [step_event(steps[2])], "the rest is asked for again");
+    assert_eq!(
+        world.results().last().unwrap(),
+        &("not run: the user denied the call: too much".to_owned(), true)
+    );
+    world.confirms(steps[2], Confirmation::Deny, None);
+    world.settle_to_model();
+    assert_eq!(world.results().len(), 3);
+    check_request(&world.session.request()).unwrap();
+}
+
+#[test]
+fn a_clients_tool_is_run_by_the_client_and_never_dispatched() {
+    let mut world = asking();
+    world.say("Ship.");
+    world.answers(vec![call("a", "deploy", json!({"to": "production"}))], "tool_use");
+    let step = world.calls()[0];
+    assert_eq!(world.asked(), [step_event(step)]);
+    // A word that is not a result changes nothing, and a result of another call neither.
+    world.confirms(step, Confirmation::Allow, None);
+    world.append(vec![Body::UserCustomToolResult {
+        custom_tool_use_id: EventId::from_uuid(uuid::Uuid::from_u128(99)),
+        content: text_blocks("forged"),
+        is_error: false,
+    }]);
+    assert_eq!(world.asked(), [step_event(step)]);
+    world.append(vec![Body::UserCustomToolResult {
+        custom_tool_use_id: step_event(step),
+        content: text_blocks("shipped"),
+        is_error: false,
+    }]);
+    world.settle_to_model();
+    let request = world.session.request();
+    check_request(&request).unwrap();
+    let text = Value::Object(request).to_string();
+    assert!(text.contains("shipped") && !text.contains("forged"));
+    assert!(!world.journal.iter().any(|record| matches!(record.body, Body::ToolDispatched { .. })));
+    assert_eq!(world.session.unsecured().count(), 0, "it touched no file of the home");
+}
+
+#[test]
+fn what_the_user_says_while_calls_wait_is_heard_and_an_interrupt_ends_the_turn() {
+    let mut world = asking();
+    world.say("Do it.");
+    world.answers(vec![call("a", "bash", json!({"command": "ls"}))], "tool_use");
+    let step = world.calls()[0];
+    world.asked();
+    world.say("And hurry.");
+    assert!(world.session.is_paused(), "a message is no answer");
+    assert!(matches!(world.settle().as_slice(), [Effect::Wait { .. }]));
+    world.append(vec![Body::UserInterrupt {}]);
+    world.settle();
+    assert_eq!(world.results().last().unwrap().0, "interrupted by the user before it started");
+    assert_eq!(world.session.status(), SessionStatus::Idle);
+    assert!(!world.session.is_paused());
+    // Too late.
+    world.confirms(step, Confirmation::Allow, None);
+    assert_eq!(world.settle(), []);
+    world.say("Again.");
+    world.settle_to_model();
+    check_request(&world.session.request()).unwrap();
+}
+
+#[test]
+fn a_call_that_nobody_answers_is_answered_for_them_in_the_end() {
+    let mut world = asking();
+    world.say("Do it.");
+    world.answers(vec![call("a", "bash", json!({"command": "ls"}))], "tool_use");
+    world.asked();
+    let then = match world.session.next().as_slice() {
+        [Effect::Wait { then, .. }] => then.clone(),
+        other => panic!("{other:?}"),
+    };
+    world.append(then);
+    world.settle_to_model();
+    assert_eq!(world.results(), [("not run: nobody answered in time".to_owned(), true)]);
+    check_request(&world.session.request()).unwrap();
+}
+
+/// An agent whose context is full soon.
+fn forgetful() -> World {
+    let document =
+        json!({"model": {"id": "m", "context_tokens": 2000}, "tools": [{"type": "agent_toolset_20260401"}]});
+    let config = AgentConfig::from_document(&document).unwrap();
+    let id = SessionId::from_uuid(uuid::Uuid::from_u128(1));
+    World { session: Session::new(id, config), journal: Vec::new() }
+}
+
+/// An answer after a request that filled so much of the context.
+fn answer_at(content: Vec<Value>, stop_reason: &str, input_tokens: u64) -> ModelAnswerFacts {
+    ModelAnswerFacts { usage: json!({"input_tokens": input_tokens}), ..answer(content, stop_reason) }
+}
+
+impl World {
+    fn answers_at(&mut self, content: Vec<Value>, stop_reason: &str, input_tokens: u64) {
+        let step = self.settle_to_model();
+        let bodies = self.session.answered(step, answer_at(content, stop_reason, input_tokens));
+        self.append(bodies);
+    }
+
+    /// One round: a call and its result.
+    fn round(&mut self, number: usize, input_tokens: u64) {
+        let id = format!("c{number}");
+        self.answers_at(calls(&[&id]), "tool_use", input_tokens);
+        if self.session.sandbox().is_none() {
+            self.wakes(1);
+        }
+        self.settle();
+        let step = self.calls()[0];
+        self.finishes(step, &format!("result {number} {}", "x".repeat(300)));
+    }
+
+    fn request_text(&self) -> String {
+        let request = self.session.request();
+        check_request(&request).unwrap();
+        Value::Object(request).to_string()
+    }
+}
+
+#[test]
+fn a_full_context_is_summarised_and_what_the_user_said_and_the_last_rounds_stay() {
+    let mut world = forgetful();
+    world.say("Count the ducks of 1987.");
+    for number in 0..4 {
+        world.round(number, 1000);
+    }
+    world.say("Only the green ones.");
+    world.round(4, 1700);
+    // More than four fifths of 2,000 tokens: the next request is for a summary.
+    let before = world.session.request();
+    let step = world.settle_to_model();
+    let request = world.session.request();
+    assert_eq!(request["tool_choice"], json!({"type": "none"}));
+    check_request(&request).unwrap();
+    check_prefix(&before, &request).unwrap();
+    let summary = answer_at(text_blocks("17 green ducks so far."), "end_turn", 1800);
+    let bodies = world.session.answered(step, summary);
+    world.append(bodies);
+    let kinds = world.journal.iter().filter(|r| matches!(r.body, Body::AgentMessage { .. })).count();
+    assert_eq!(kinds, 0, "the summary is for the model");
+    world.settle_to_model();
+    let text = world.request_text();
+    for kept in ["Count the ducks of 1987.", "17 green ducks so far.", "Only the green ones.", "result 4"] {
+        assert!(text.contains(kept), "{kept}: {text}");
+    }
+    assert!(!text.contains("result 0") && !text.contains("tool_choice"));
+    check_prefix(&before, &world.session.request()).unwrap();
+    // The same fold again, from the journal alone.
+    let mut again = forgetful();
+    again.append(world.journal.iter().map(|record| record.body.clone()).collect());
+    assert_eq!(again.session.request(), world.session.request());
+    // And a second time: what the user said the first time is still there.
+    for number in 5..9 {
+        world.round(number, 1000);
+    }
+    world.round(9, 1900);
+    let step = world.settle_to_model();
+    assert_eq!(world.session.request()["tool_choice"], json!({"type": "none"}));
+    let bodies = world.session.answered(step, answer_at(text_blocks("All counted."), "end_turn", 1));
+    world.append(bodies);
+    world.settle_to_model();
+    let text = world.request_text();
+    assert!(text.contains("Count the ducks of 1987.") && text.contains("Only the green ones."));
+    assert!(text.contains("All counted.") && !text.contains("17 green ducks"));
+}
+
+#[test]
+fn without_a_summary_the_session_goes_on_all_the_same() {
+    for refused in [true, false] {
+        let mut world = forgetful();
+        world.say("Count the ducks.");
+        for number in 0..5 {
+            world.round(number, 1000);
+        }
+        if refused {
+            world.round(5, 1900);
+            let step = world.settle_to_model();
+            let too_long = ModelFailureFacts { status: Some(400), ..failure(FailureKind::Rejected) };
+            let bodies = world.session.failed(step, too_long, 0);
+            world.append(bodies);
+        } else {
+            world.answers_at(vec![], "model_context_window_exceeded", 2000);
+        }
+        world.settle_to_model();
+        let text = world.request_text();
+        assert!(text.contains("Count the ducks.") && text.contains("c0"), "{text}");
+        assert!(!text.contains("result 0"));
+    }
+}
+
+#[test]
+fn an_interrupt_while_the_summary_is_written_ends_the_turn_and_the_next_one_asks_again() {
+    let mut world = forgetful();
+    world.say("Count the ducks.");
+    for number in 0..4 {
+        world.round(number, 1000);
+    }
+    world.round(4, 1900);
+    world.settle_to_model();
+    world.append(vec![Body::UserInterrupt {}]);
+    world.settle();
+    assert!(!world.session.is_turn_open());
+    world.say("Go on.");
+    world.settle_to_model();
+    assert_eq!(world.session.request()["tool_choice"], json!({"type": "none"}));
+    assert!(
+        world.session.pending.iter().any(|pending| pending.opens_turn),
+        "the message waits for the real request"
+    );
 }

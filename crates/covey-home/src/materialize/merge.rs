@@ -2,7 +2,7 @@
 //!
 //! What stays true: an existing name is kept only if the stat cache proves that it is what the snapshot says.
 
-use std::ffi::{CStr, CString};
+use std::ffi::CStr;
 use std::io;
 use std::iter::Peekable;
 use std::os::fd::BorrowedFd;

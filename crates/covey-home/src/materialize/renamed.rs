@@ -73,10 +73,9 @@ impl Renames<'_> {
         let mut left = Vec::new();
         for (name, stat, content) in files {
             let number = wanted.get_mut(&content).and_then(Vec::pop);
-            let item = number.and_then(|number| items.get_mut(number));
-            match item {
-                Some(Item::Full(item)) if self.rename(&name, item) => item.moved = Some(content),
-                _ => left.push((name, stat)),
+            match number.and_then(|number| self.rename(&name, items.get_mut(number))) {
+                Some(item) => item.moved = Some(content),
+                None => left.push((name, stat)),
             }
         }
         left
@@ -102,10 +101,9 @@ impl Renames<'_> {
                 let same = missing.iter().position(|missing| missing.listing == known.listing);
                 same.or_else(|| self.most_similar(&known, &mut missing))
             });
-            let item = found.and_then(|found| items.get_mut(missing.swap_remove(found).number));
-            match item {
-                Some(Item::Full(item)) if self.rename(&name, item) => {}
-                _ => left.push((name, stat)),
+            let number = found.map(|found| missing.swap_remove(found).number);
+            if number.and_then(|number| self.rename(&name, items.get_mut(number))).is_none() {
+                left.push((name, stat));
             }
         }
         left
@@ -124,15 +122,14 @@ impl Renames<'_> {
         shared.max().map(|(_, at)| at)
     }
 
-    fn rename(&self, name: &CStr, item: &mut FullItem) -> bool {
+    /// Gives what is under its new name now; none: it stays under the old one.
+    fn rename<'i>(&self, name: &CStr, item: Option<&'i mut Item>) -> Option<&'i mut FullItem> {
+        let Some(Item::Full(item)) = item else { return None };
         let new_name = item.name.as_c_str();
-        let renamed =
-            rustix::fs::renameat_with(self.dir, name, self.dir, new_name, RenameFlags::NOREPLACE).is_ok();
-        if renamed {
-            self.node.touch(self.job);
-            item.existing = sys::stat_at(self.dir, &item.name).ok();
-        }
-        renamed
+        rustix::fs::renameat_with(self.dir, name, self.dir, new_name, RenameFlags::NOREPLACE).ok()?;
+        self.node.touch(self.job);
+        item.existing = sys::stat_at(self.dir, &item.name).ok();
+        Some(item)
     }
 }
 

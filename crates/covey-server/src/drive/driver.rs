@@ -154,7 +154,7 @@ async fn refuse(
     let bodies = vec![
         Body::StatusRunning {},
         Body::InterruptHandled { upto: head },
-        Body::ModelIntended { step, upto: head, attempt: 1 },
+        Body::ModelIntended { step, upto: head, attempt: 1, compact: false },
         Body::ModelAbandoned { step, reason: reason.to_string() },
         Body::Error { error },
         Body::StatusIdle { stop_reason: StopReason::RetriesExhausted },
@@ -205,6 +205,10 @@ impl Driver<'_> {
 
     /// Nothing is open and nothing waits: a new event starts a new driver.
     fn is_at_rest(&self) -> bool {
+        if self.session.is_paused() {
+            // Days may pass; whoever answers, or the supervisor's look for those that nobody answers, starts a new driver.
+            return self.wait.as_ref().is_none_or(|(until, ..)| *until > db::now());
+        }
         !self.session.is_turn_open()
             && self.model.is_none()
             && self.wait.is_none()

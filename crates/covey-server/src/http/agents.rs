@@ -1,6 +1,6 @@
 //! `/v1/agents`: versioned configurations.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use axum::Json;
 use axum::extract::State;
@@ -21,6 +21,10 @@ const NAME_CHARS_MAX: usize = 256;
 const DESCRIPTION_CHARS_MAX: usize = 2048;
 /// Characters of a system prompt.
 const SYSTEM_CHARS_MAX: usize = 100_000;
+/// Tools of one agent, the toolset counted as one.
+const TOOLS_MAX: usize = 128;
+/// Bytes of a client's tool's name, as the models' APIs have it.
+const TOOL_NAME_BYTES_MAX: usize = 64;
 /// The one toolset that Covey has.
 const TOOLSET: &str = "agent_toolset_20260401";
 /// Its tools.
@@ -221,35 +225,66 @@ fn model(fields: &Fields<'_>) -> Result<Value> {
     Ok(model)
 }
 
-/// The toolsets with every default filled in, as the API shows them.
+/// The tools with every default filled in, as the API shows them.
 fn tools(fields: &Fields<'_>) -> Result<Vec<Value>> {
     let Some(list) = fields.list("tools")? else { return Ok(Vec::new()) };
-    if list.len() > 1 {
-        return Err(fields.wrong("tools", "at most one toolset"));
+    if list.len() > TOOLS_MAX {
+        return Err(fields.wrong("tools", &format!("at most {TOOLS_MAX} tools")));
     }
-    list.iter()
-        .enumerate()
-        .map(|(at, tool)| {
-            let path = fields.path(&format!("tools[{at}]"));
-            let tool = Fields::at(&path, tool)?;
-            match tool.required_text("type")? {
-                TOOLSET => toolset(&tool),
-                other => Err(tool.wrong(
-                    "type",
-                    &format!("`{TOOLSET}`; `{other}` is not supported by this version of Covey"),
-                )),
+    let mut tools = Vec::new();
+    let mut names = BTreeSet::new();
+    for (at, tool) in list.iter().enumerate() {
+        let path = fields.path(&format!("tools[{at}]"));
+        let tool = Fields::at(&path, tool)?;
+        match tool.required_text("type")? {
+            TOOLSET if !names.insert(TOOLSET.to_owned()) => {
+                return Err(fields.wrong("tools", "at most one toolset"));
             }
-        })
-        .collect()
+            TOOLSET => tools.push(toolset(&tool)?),
+            "custom" => {
+                let made = custom_tool(&tool)?;
+                if !names.insert(tool.required_text("name")?.to_owned()) {
+                    return Err(tool.wrong("name", "a name that no other tool of the agent has"));
+                }
+                tools.push(made);
+            }
+            other => {
+                let expected =
+                    format!("`{TOOLSET}` or `custom`; `{other}` is not supported by this version of Covey");
+                return Err(tool.wrong("type", &expected));
+            }
+        }
+    }
+    Ok(tools)
+}
+
+/// A tool that a client runs.
+fn custom_tool(tool: &Fields<'_>) -> Result<Value> {
+    let name = tool.required_text("name")?;
+    let is_word = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'-');
+    if name.len() > TOOL_NAME_BYTES_MAX || !name.bytes().all(is_word) {
+        let expected = format!("1 to {TOOL_NAME_BYTES_MAX} letters, digits, `_` and `-`");
+        return Err(tool.wrong("name", &expected));
+    }
+    if TOOLS.contains(&name) || ABSENT_TOOLS.contains(&name) {
+        return Err(tool.wrong("name", "a name that no tool of Covey has"));
+    }
+    let schema = tool.value("input_schema").filter(|schema| schema["type"] == "object");
+    let Some(schema) = schema else {
+        return Err(tool.wrong("input_schema", "a JSON Schema with `type` `object`"));
+    };
+    let description = tool.required_text("description")?;
+    Ok(json!({"type": "custom", "name": name, "description": description, "input_schema": schema}))
 }
 
 fn toolset(tool: &Fields<'_>) -> Result<Value> {
     let path = tool.path("default_config");
+    let allow = || json!({"type": "always_allow"});
     let (enabled, policy) = match tool.value("default_config") {
-        None => (true, json!({"type": "always_allow"})),
+        None => (true, allow()),
         Some(value) => {
             let fields = Fields::at(&path, value)?;
-            (fields.flag("enabled")?.unwrap_or(true), permission(&fields)?)
+            (fields.flag("enabled")?.unwrap_or(true), permission(&fields)?.unwrap_or_else(allow))
         }
     };
     let mut configs = Vec::new();
@@ -266,7 +301,7 @@ fn toolset(tool: &Fields<'_>) -> Result<Value> {
         if !TOOLS.contains(&name) && !ABSENT_TOOLS.contains(&name) {
             return Err(config.wrong("name", &format!("one of {}", TOOLS.join(", "))));
         }
-        let policy = permission(&config)?;
+        let policy = permission(&config)?.unwrap_or_else(|| policy.clone());
         configs.push(json!({"type": name, "name": name, "enabled": on, "permission_policy": policy}));
     }
     Ok(json!({
@@ -276,19 +311,19 @@ fn toolset(tool: &Fields<'_>) -> Result<Value> {
     }))
 }
 
-fn permission(fields: &Fields<'_>) -> Result<Value> {
+/// The policy that is asked for; none: the one that stands above.
+fn permission(fields: &Fields<'_>) -> Result<Option<Value>> {
     let path = fields.path("permission_policy");
-    if let Some(policy) = fields.value("permission_policy") {
-        let policy = Fields::at(&path, policy)?;
-        let kind = policy.required_text("type")?;
-        if kind != "always_allow" {
-            return Err(policy.wrong(
-                "type",
-                &format!("`always_allow`; `{kind}` is not supported by this version of Covey"),
-            ));
+    let Some(policy) = fields.value("permission_policy") else { return Ok(None) };
+    let policy = Fields::at(&path, policy)?;
+    match policy.required_text("type")? {
+        kind @ ("always_allow" | "always_ask") => Ok(Some(json!({"type": kind}))),
+        kind => {
+            let expected =
+                format!("`always_allow` or `always_ask`; `{kind}` is not supported by this version of Covey");
+            Err(policy.wrong("type", &expected))
         }
     }
-    Ok(json!({"type": "always_allow"}))
 }
 
 /// The pairs of a stored document.

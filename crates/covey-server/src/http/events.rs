@@ -4,7 +4,7 @@ use axum::Json;
 use axum::extract::State;
 use axum::http::HeaderMap;
 use axum::response::Response;
-use covey_harness::record::Body;
+use covey_harness::record::{Body, Confirmation};
 use covey_types::{EventId, Fault, SessionId};
 use covey_wire::api::{EVENTS_PER_REQUEST_MAX, EventsSent, Page};
 use serde_json::Value;
@@ -18,6 +18,9 @@ use crate::db::{Order, PAGE_ROWS_MAX};
 
 /// Blocks in one message.
 const BLOCKS_PER_MESSAGE_MAX: usize = 100;
+/// What a client may send.
+const USER_KINDS: &str =
+    "`user.message`, `user.interrupt`, `user.tool_confirmation`, `user.custom_tool_result`";
 /// Bytes of an `Idempotency-Key` header.
 const IDEMPOTENCY_KEY_BYTES_MAX: usize = 256;
 
@@ -133,31 +136,60 @@ fn user_event(event: &Fields<'_>) -> Result<Body> {
     match event.required_text("type")? {
         "user.message" => {
             let blocks = event.required_list("content")?;
-            if blocks.is_empty() || blocks.len() > BLOCKS_PER_MESSAGE_MAX {
+            if blocks.is_empty() {
                 return Err(event.wrong("content", &format!("1 to {BLOCKS_PER_MESSAGE_MAX} blocks")));
             }
-            let blocks = blocks.iter().enumerate();
-            let content = blocks
-                .map(|(at, block)| checked_block(&event.path(&format!("content[{at}]")), block))
-                .collect::<Result<_>>()?;
-            Ok(Body::UserMessage { content })
+            Ok(Body::UserMessage { content: content_blocks(event, blocks)? })
         }
         "user.interrupt" => {
             event.unsupported("session_thread_id")?;
             Ok(Body::UserInterrupt {})
         }
-        kind @ ("user.tool_confirmation"
-        | "user.custom_tool_result"
-        | "user.tool_result"
-        | "user.define_outcome"
-        | "system.message") => {
-            let expected = format!(
-                "`user.message` or `user.interrupt`; `{kind}` is not supported by this version of Covey"
-            );
+        "user.tool_confirmation" => {
+            event.unsupported("session_thread_id")?;
+            let result = match event.required_text("result")? {
+                "allow" => Confirmation::Allow,
+                "deny" => Confirmation::Deny,
+                _ => return Err(event.wrong("result", "`allow` or `deny`")),
+            };
+            let deny_message = event.text("deny_message")?.map(str::to_owned);
+            if deny_message.is_some() && result == Confirmation::Allow {
+                return Err(event.wrong("deny_message", "nothing when `result` is `allow`"));
+            }
+            Ok(Body::UserToolConfirmation {
+                tool_use_id: event_id(event, "tool_use_id")?,
+                result,
+                deny_message,
+            })
+        }
+        "user.custom_tool_result" => {
+            event.unsupported("session_thread_id")?;
+            let custom_tool_use_id = event_id(event, "custom_tool_use_id")?;
+            let content = content_blocks(event, event.list("content")?.unwrap_or_default())?;
+            let is_error = event.flag("is_error")?.unwrap_or(false);
+            Ok(Body::UserCustomToolResult { custom_tool_use_id, content, is_error })
+        }
+        kind @ ("user.tool_result" | "user.define_outcome" | "system.message") => {
+            let expected = format!("one of {USER_KINDS}; `{kind}` is not supported by this version of Covey");
             Err(event.wrong("type", &expected))
         }
-        _ => Err(event.wrong("type", "`user.message` or `user.interrupt`")),
+        _ => Err(event.wrong("type", &format!("one of {USER_KINDS}"))),
     }
+}
+
+fn event_id(event: &Fields<'_>, name: &str) -> Result<EventId> {
+    event
+        .required_text(name)?
+        .parse()
+        .map_err(|error| event.wrong(name, &format!("the id of an event ({error})")))
+}
+
+fn content_blocks(event: &Fields<'_>, blocks: &[Value]) -> Result<Vec<Value>> {
+    if blocks.len() > BLOCKS_PER_MESSAGE_MAX {
+        return Err(event.wrong("content", &format!("at most {BLOCKS_PER_MESSAGE_MAX} blocks")));
+    }
+    let blocks = blocks.iter().enumerate();
+    blocks.map(|(at, block)| checked_block(&event.path(&format!("content[{at}]")), block)).collect()
 }
 
 fn checked_block(path: &str, block: &Value) -> Result<Value> {

@@ -143,6 +143,7 @@ CREATE TABLE session (
     epoch BIGINT NOT NULL DEFAULT 0,    -- fencing token of the driver; never goes down
     head BIGINT NOT NULL DEFAULT 0,     -- last position of the journal
     owner BIGINT,                       -- the instance whose driver has the epoch
+    waits_since BIGINT,                 -- since when calls wait for a client, in the middle of a turn
     title TEXT,
     metadata TEXT NOT NULL DEFAULT '{}',
     extra TEXT NOT NULL DEFAULT '{}',   -- fields of the API that Covey keeps but does not read
