@@ -13,8 +13,8 @@ use super::connection::{
 use super::transaction::{look, transact, view};
 use super::{Postgres, sessions};
 use crate::journal::{
-    Journal, Moved, UserEvent, judge_answer, not_moved, numbered, refuse_events, refuse_second_answer, stored_body,
-    taken_by,
+    Journal, Moved, UserEvent, judge_answer, not_moved, numbered, refuse_events, refuse_second_answer,
+    stored_body, taken_by,
 };
 use crate::page::limit_sql;
 use crate::{Order, Result, now};

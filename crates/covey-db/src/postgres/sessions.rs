@@ -15,7 +15,8 @@ use crate::homes::Unsecured;
 use crate::journal::UserEvent;
 use crate::sessions::{
     HomeSpan, NewSession, Session, SessionEdit, SessionFilter, Sessions, document_of, refuse_if_open,
-    refuse_new, status_of, waited_too_long};
+    refuse_new, status_of, waited_too_long,
+};
 use crate::{DbError, Page, Result, now, to_json};
 
 #[async_trait]

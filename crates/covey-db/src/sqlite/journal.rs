@@ -8,8 +8,8 @@ use serde_json::Value;
 
 use super::{Order, Read, Result, Sqlite, Tx, parsed, parsed_json};
 use crate::journal::{
-    Journal, Moved, UserEvent, judge_answer, not_moved, numbered, refuse_events, refuse_second_answer, stored_body,
-    taken_by,
+    Journal, Moved, UserEvent, judge_answer, not_moved, numbered, refuse_events, refuse_second_answer,
+    stored_body, taken_by,
 };
 use crate::page::limit_sql;
 
@@ -106,7 +106,8 @@ fn check_answer(tx: &Tx<'_>, org: OrgId, session: SessionId, call: EventId, answ
     let mut statement = tx.conn.prepare_cached(
         "SELECT body FROM journal WHERE org = ?1 AND session = ?2 AND seq > ?3 AND kind = ?4",
     )?;
-    let mut rows = statement.query((org.to_string(), session.to_string(), asked.seq as i64, answer.kind()))?;
+    let mut rows =
+        statement.query((org.to_string(), session.to_string(), asked.seq as i64, answer.kind()))?;
     let mut earlier = Vec::new();
     while let Some(row) = rows.next()? {
         earlier.push(parsed_json("journal record", &row.get::<_, String>(0)?)?);

@@ -19,8 +19,7 @@ async fn what_an_agent_had_goes_with_it_and_what_others_need_stays() {
     let second = world.publish(&two).await;
     assert_eq!(world.collect().await.packs.packs_removed, 0, "everything is needed");
     let (org, agent, home, session) = (world.org, one.agent, one.home, one.session);
-    let busy =
-        world.db.delete_agent(org, agent).await.unwrap_err().to_string();
+    let busy = world.db.delete_agent(org, agent).await.unwrap_err().to_string();
     assert!(busy.contains("at work"), "{busy}");
     world.db.release_home(org, home, session).await.unwrap();
     let deleted = world.db.delete_agent(org, agent).await.unwrap();
