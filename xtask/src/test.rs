@@ -56,7 +56,7 @@ struct Stage {
     run: Run,
 }
 
-const STAGES: [Stage; 18] = [
+const STAGES: [Stage; 19] = [
     Stage { name: "format", about: "cargo fmt --check", run: workspace::format },
     Stage { name: "graph", about: "which crate may know which", run: |g| passed(graph::check(g.root)) },
     Stage { name: "tidy", about: "rules of CONTRIBUTING.md", run: |g| passed(tidy::check(g.root)) },

@@ -16,7 +16,7 @@ use covey_home::{
 use covey_runner::sandbox::fake::{FakeBackend, FakeReply};
 use covey_runner::{Dial, DialFuture, LinkStream, Runner, RunnerConfig};
 use covey_server::collect::CollectConfig;
-use covey_server::db::{Db, homes, journal, retention, snapshots, tokens};
+use covey_server::db::Db;
 use covey_server::http::serve;
 use covey_server::link::Trust;
 use covey_server::model::scripted::ScriptedModel;
@@ -177,7 +177,7 @@ impl World {
     /// The home as it is, which its worker alone changes.
     async fn note(&self, agent: &mut Agent) {
         let (org, home) = (self.org, agent.home);
-        let row = self.db.read("home", move |read| homes::get(read, org, home)).await.unwrap();
+        let row = self.db.home(org, home).await.unwrap();
         let Some(root) = row.root else { return };
         self.states.lock().unwrap().insert(root, agent.files.clone());
         agent.history.push((row.generation.0, agent.files.clone()));
@@ -189,8 +189,7 @@ impl World {
         let waits = async {
             loop {
                 changed.borrow_and_update();
-                let read =
-                    self.db.read("records", move |read| journal::since(read, org, session, after, 1000));
+                let read = self.db.records(org, session, after, 1000);
                 let records: Vec<Value> =
                     read.await.unwrap().iter().map(|record| serde_json::to_value(record).unwrap()).collect();
                 let last = |wanted: &str| {
@@ -213,8 +212,7 @@ impl World {
 
     async fn work(&self, agent: &mut Agent, deed: u64) {
         let (org, session) = (self.org, agent.session);
-        let before =
-            self.db.read("last", move |read| journal::since(read, org, session, 0, 100_000)).await.unwrap();
+        let before = self.db.records(org, session, 0, 100_000).await.unwrap();
         let after = before.last().map_or(0, |record| record.seq);
         let content = json!([{"type": "text", "text": format!("deed {deed}.")}]);
         let events = json!({"events": [{"type": "user.message", "content": content}]});
@@ -272,7 +270,7 @@ impl World {
         let name = format!("import-{}", agent.home);
         let (org, home) = (self.org, agent.home);
         for _ in 0..20 {
-            let row = self.db.read("home", move |read| homes::get(read, org, home)).await.unwrap();
+            let row = self.db.home(org, home).await.unwrap();
             let report = tokio::task::block_in_place(|| self.secure(&name, &files));
             let body = json!({"root": report.root, "base_generation": row.generation, "epoch": report.epoch});
             let path = format!("/v1/covey/homes/{}/import", agent.home);
@@ -397,15 +395,12 @@ impl World {
     /// Every snapshot that the database names is put back on an empty host and is what it was.
     async fn check_every_snapshot(&self) -> usize {
         let org = self.org;
-        let found = self.db.read("snapshots", move |read| {
-            let mut found = Vec::new();
-            for home in retention::homes_of(read, org)? {
-                found
-                    .extend(snapshots::list(read, org, home, None, 1000)?.into_iter().map(|row| (home, row)));
-            }
-            Ok(found)
-        });
-        let (found, store, target) = (found.await.unwrap(), self.store(), self.dir.join("target"));
+        let mut found = Vec::new();
+        for home in self.db.homes_of_org(org).await.unwrap() {
+            let rows = self.db.list_snapshots(org, home, None, 1000).await.unwrap();
+            found.extend(rows.into_iter().map(|row| (home, row)));
+        }
+        let (store, target) = (self.store(), self.dir.join("target"));
         let mut known = 0;
         for (home, row) in &found {
             let root = row.snapshot.root;
@@ -469,7 +464,7 @@ fn nothing_that_a_snapshot_names_is_lost_while_everything_happens_at_once() {
         let db = Db::open(&dir.join("covey.db")).unwrap();
         let server = Server::start(db.clone(), Arc::new(script()), Some(homes)).await.unwrap();
         let org = server.default_org();
-        let token = db.write("token", move |tx| tokens::create(tx, org, "test")).await.unwrap().1;
+        let token = db.create_token(org, "test").await.unwrap().1;
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("http://{}", listener.local_addr().unwrap());
         let api = server.api().clone();

@@ -13,6 +13,7 @@ use super::homes::{self, Lock, mark_unsecured};
 use super::transaction::{look, transact, view};
 use super::{Postgres, agents, journal, orgs, rules};
 use crate::homes::Home;
+use crate::orgs::Orgs;
 use crate::page::limit_sql;
 use crate::rules::{Load, Size};
 use crate::snapshots::{
@@ -75,7 +76,7 @@ impl Snapshots for Postgres {
     }
 
     async fn check_epoch(&self, org: OrgId, home: HomeId, epoch: u64) -> Result<()> {
-        let floor = self.collect_floor(org).await?;
+        let floor = Orgs::collect_floor(self, org).await?;
         if epoch < floor { Err(collected_since(home)) } else { Ok(()) }
     }
 

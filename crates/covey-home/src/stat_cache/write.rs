@@ -48,7 +48,7 @@ impl RecordBuilder {
     /// The next name; names ascend.
     pub(crate) fn push(&mut self, entry: &CachedEntry<'_>) {
         let out = &mut self.bytes;
-        out.push(u8::from(entry.dirty) * DIRTY | u8::from(entry.names_proven) * NAMES_PROVEN);
+        out.push((u8::from(entry.dirty) * DIRTY) | (u8::from(entry.names_proven) * NAMES_PROVEN));
         out.extend_from_slice(&entry.inode.to_le_bytes());
         out.extend_from_slice(&entry.ctime.seconds.to_le_bytes());
         out.extend_from_slice(&entry.ctime.nanoseconds.to_le_bytes());
