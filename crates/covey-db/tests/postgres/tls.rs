@@ -97,7 +97,8 @@ async fn a_certificate_is_checked_against_the_authorities_that_are_named() {
         let text = error.to_string();
         assert!(text.contains("TLS") && text.contains("sslrootcert"), "{text}");
     }
-    let store = Postgres::connect(&Location::parse(&format!("{url}?sslrootcert={root}")).unwrap()).await.unwrap();
+    let store =
+        Postgres::connect(&Location::parse(&format!("{url}?sslrootcert={root}")).unwrap()).await.unwrap();
     let db: covey_db::Db = store.into();
     let org = db.take_over().await.unwrap();
     assert_eq!(db.all_orgs().await.unwrap(), [org]);
