@@ -119,7 +119,10 @@ pub struct SessionText {
 }
 
 /// What title and metadata shall be, given the session as it is. It may be called again: it must depend on nothing else.
-pub struct SessionEdit(pub Box<dyn Fn(&Session) -> Result<SessionText> + Send + Sync>);
+pub struct SessionEdit(pub Box<EditSession>);
+
+/// See [`SessionEdit`].
+pub type EditSession = dyn Fn(&Session) -> Result<SessionText> + Send + Sync;
 
 impl fmt::Debug for SessionEdit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
