@@ -325,7 +325,7 @@ pub(crate) async fn a_restore_and_a_forgetting_never_lose_the_state_that_becomes
         f.import_into(f.session.home, before.0).await.unwrap();
         let name = GenerationName::Number(before.0);
         let forgetting = async {
-            f.other.forget_snapshots(f.org).await.unwrap();
+            f.other.forget_snapshots(f.org, &[f.session.home]).await.unwrap();
             f.other.snapshot_roots(f.org, None, None).await.unwrap()
         };
         let (restored, marked) = tokio::join!(f.restore(name, false), forgetting);

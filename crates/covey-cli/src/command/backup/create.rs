@@ -51,7 +51,8 @@ fn not_a_file(database: &str) -> Refusal {
 }
 
 pub(super) fn run(global: &Global, args: &CreateArgs) -> anyhow::Result<ExitCode> {
-    let layout = Layout::at(global.data_dir()?);
+    let data_dir = global.data_dir()?;
+    let layout = Layout::at(data_dir.clone());
     let database = match args.database.url(&layout)? {
         DatabaseUrl::Postgres(location) => return Err(not_a_file(&location.to_string()).into()),
         DatabaseUrl::Sqlite(path) => path,
@@ -61,7 +62,6 @@ pub(super) fn run(global: &Global, args: &CreateArgs) -> anyhow::Result<ExitCode
         return Err(not_a_file(&elsewhere).into());
     }
     must_be_there(&database)?;
-    let data_dir = layout.data_dir.clone();
     let store = match layout.store_location()? {
         // A bucket's key is needed here, as the server needs it.
         Some(location) if location != args.place => Some(location.open(&data_dir, Access::Read, false)?),
