@@ -42,8 +42,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         progress: &NoProgress,
         threads: 0,
     };
-    let token = pointers.current("home")?.map_or(FencingToken(1), |current| current.token);
-    let report = secure_and_publish(&request, &pointers, "home", token)?;
+    let report = secure_and_publish(&request, &pointers, "home", FencingToken(1))?;
     println!(
         "{{\"requests\":{},\"requests_probe\":{probed},\"packs\":{},\"stored_bytes_new\":{},\"bytes_read\":{},\"elapsed_ms\":{},\
          \"root\":\"{}\"}}",

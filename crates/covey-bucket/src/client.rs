@@ -286,9 +286,10 @@ impl Client {
         .await
     }
 
-    /// The same, where it is not known yet what entity tags are.
+    /// The same, where it is not known yet what entity tags are, and where the next step is a put under the condition that
+    /// the object is not there: so "not there" needs no second witness.
     pub(crate) async fn whole_unchecked(&self, path: &Path, limit: u64) -> Result<Found, Failure> {
-        self.unless_listed(path, async || self.whole_once(path, limit).await).await
+        self.patience.persist(|_| self.whole_once(path, limit)).await
     }
 
     async fn whole_once(&self, path: &Path, limit: u64) -> Result<Found, Failure> {

@@ -101,17 +101,19 @@ impl Layout {
         store_socket(&self.data_dir)
     }
 
-    /// The home store for a runner in a process of its own, and the key that opens it: a directory, or a way through the
-    /// server, which needs no key.
-    pub(crate) fn store_for_runner(&self) -> Result<(Option<Arc<dyn OpenStore>>, Option<MasterKey>)> {
+    /// The home store for a runner in a process of its own: a directory, or a way through the server, which needs no key.
+    pub(crate) fn store_for_runner(&self) -> Result<RunnerStore> {
         Ok(match self.store_location()? {
-            None => (None, None),
+            None => RunnerStore::default(),
             Some(StoreLocation::Directory(path)) => {
-                (Some(Arc::new(DirectoryStore(path))), store_key::from_setting()?)
+                RunnerStore { store: Some(Arc::new(DirectoryStore(path))), key: store_key::from_setting()? }
             }
             Some(StoreLocation::Bucket(_)) => {
                 let cache_dir = self.runner_dir().join("store-cache");
-                (Some(Arc::new(StoreLink::new(self.store_socket(), cache_dir))), None)
+                RunnerStore {
+                    store: Some(Arc::new(StoreLink::new(self.store_socket(), cache_dir))),
+                    key: None,
+                }
             }
         })
     }
@@ -283,10 +285,10 @@ impl RunningServer {
         store_link::listen(&layout.store_socket(), Arc::new(stores), org)
     }
 
-    /// The home store and the key that opens it, for a runner in this process.
-    pub(crate) fn store(&self) -> Result<(Option<Arc<dyn OpenStore>>, Option<MasterKey>)> {
+    /// The home store, for a runner in this process.
+    pub(crate) fn store(&self) -> Result<RunnerStore> {
         let store = self.store.clone().map(|store| Arc::new(store) as Arc<dyn OpenStore>);
-        Ok((store, store_key::from_setting()?))
+        Ok(RunnerStore { store, key: store_key::from_setting()? })
     }
 
     /// A way for a runner in this process to reach the server.
@@ -366,10 +368,19 @@ fn write_client_file(layout: &Layout, client: &ClientFile) -> Result<()> {
     write().with_context(|| format!("cannot write {}", path.display()))
 }
 
-/// Runs a runner until `stop`, on a store and with the key that opens it.
+/// What a runner keeps homes in.
+#[derive(Debug, Default)]
+pub(crate) struct RunnerStore {
+    /// None: the store is turned off.
+    store: Option<Arc<dyn OpenStore>>,
+    /// What opens it, where the runner does that itself.
+    key: Option<MasterKey>,
+}
+
+/// Runs a runner until `stop`.
 pub(crate) async fn run_runner(
     layout: &Layout,
-    (store, store_key): (Option<Arc<dyn OpenStore>>, Option<MasterKey>),
+    store: RunnerStore,
     dial: Arc<dyn Dial>,
     stop: CancellationToken,
 ) -> Result<()> {
@@ -378,9 +389,9 @@ pub(crate) async fn run_runner(
         tracing::warn!(pattern, "this pattern of COVEY_HOME_EXCLUDES cannot be read and excludes nothing");
     }
     let mut config = RunnerConfig::new(layout.runner_dir(), None);
-    config.store = store;
+    config.store = store.store;
     config.excludes = excludes;
-    config.store_key = store_key;
+    config.store_key = store.key;
     if let Some(limit) = setting("COVEY_WORKING_COPIES_MAX_BYTES") {
         config.copies_limit = limit.parse().with_context(|| {
             format!("COVEY_WORKING_COPIES_MAX_BYTES is `{limit}`; set it to a number of bytes")

@@ -250,7 +250,11 @@ impl Pointers {
             PutOutcome::Written(_) => {}
         }
         self.write_copy(home, pointer, stored.floor)?;
-        let kept = self.kept(home)?;
+        // Before so many generations there cannot be more.
+        let kept = match pointer.generation.0 > SNAPSHOTS_KEPT_MAX as u64 {
+            true => self.kept(home)?,
+            false => Vec::new(),
+        };
         // The current one counts, and is not among them.
         for number in &kept[..(kept.len() + 1).saturating_sub(SNAPSHOTS_KEPT_MAX)] {
             self.backend.remove(&kept_key(home, *number)?)?;
@@ -329,8 +333,11 @@ impl Pointers {
     /// next publish makes one.
     fn write_copy(&self, home: &str, pointer: Pointer, floor: u64) -> Result<(), StoreError> {
         let key = copy_key(home)?;
+        // The first one most likely has none, which is not worth a question.
+        let mut is_guess = pointer.generation == Generation(1);
         for _ in 0..TRIES_MAX {
-            let expected = match self.read(home, &key) {
+            let read = if std::mem::take(&mut is_guess) { Ok(None) } else { self.read(home, &key) };
+            let expected = match read {
                 Ok(None) => Expected::Absent,
                 Ok(Some((Stored { pointer: Some(copy), .. }, _))) if copy.generation > pointer.generation => {
                     return Ok(());
