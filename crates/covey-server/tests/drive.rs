@@ -8,7 +8,7 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
-use covey_harness::record::{Body, Record, StopReason};
+use covey_harness::record::{Body, Confirmation, Record, StopReason};
 use covey_harness::verify::{check_answer_kept, check_prefix, check_request};
 use covey_server::db::Db;
 use covey_server::db::journal::UserEvent;
@@ -398,10 +398,14 @@ struct Run {
 
 impl Run {
     async fn new(seed: u64, plan: Vec<(u64, Kill)>) -> Self {
+        Self::with_tools(seed, plan, json!({"type": "agent_toolset_20260401"})).await
+    }
+
+    async fn with_tools(seed: u64, plan: Vec<(u64, Kill)>, toolset: Value) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let db = Db::open(&dir.path().join("covey.db")).unwrap();
         let org = db.ensure_default_org().await.unwrap();
-        let config = json!({"model": "fake", "tools": [{"type": "agent_toolset_20260401"}]});
+        let config = json!({"model": "fake", "tools": [toolset]});
         let new = NewSession {
             agent: db.create_agent(org, "a", &config).await.unwrap().id,
             agent_version: None,
@@ -468,6 +472,25 @@ impl Run {
         let content = vec![json!({"type": "text", "text": text})];
         let event = UserEvent { body: Body::UserMessage { content }, dedup: Some(text.into()) };
         self.db.append_user_events(org, id, vec![event]).await.unwrap();
+    }
+
+    /// Answers what the session waits for, every fifth with a no; false when it waits for nothing.
+    async fn answer(&self, answered: &mut u64) -> bool {
+        let records = self.records().await;
+        let last = records.iter().rev().find(|record| record.body.status().is_some());
+        let Some(Body::StatusIdle { stop_reason: StopReason::RequiresAction { event_ids } }) =
+            last.map(|record| &record.body)
+        else {
+            return false;
+        };
+        for call in event_ids {
+            *answered += 1;
+            let result = if *answered % 5 == 0 { Confirmation::Deny } else { Confirmation::Allow };
+            let body = Body::UserToolConfirmation { tool_use_id: *call, result, deny_message: None };
+            let event = UserEvent { body, dedup: None };
+            self.db.append_user_events(self.org, self.session, vec![event]).await.unwrap();
+        }
+        true
     }
 
     async fn records(&self) -> Vec<Record> {
@@ -668,4 +691,46 @@ async fn two_sessions_of_one_agent_take_turns_on_its_home() {
         waited += count(&records, "sandbox.waiting");
     }
     assert!(waited > 0, "neither waited: they acted on one home at the same time");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn calls_that_ask_run_once_after_the_answer_whatever_dies_in_between() {
+    let toolset = || json!({"type": "agent_toolset_20260401", "default_config": {"permission_policy": {"type": "always_ask"}}});
+    let kinds = [Kill::Server, Kill::Sandbox, Kill::Link, Kill::Host];
+    let (mut ran, mut denied) = (0, 0);
+    for seed in 1..=20_u64 {
+        let plan =
+            (0..1 + seed % 4).map(|n| (3 + n * (5 + seed % 7), kinds[(seed + n) as usize % 4])).collect();
+        let mut run = Run::with_tools(seed, plan, toolset()).await;
+        let mut answered = 0;
+        let going = async {
+            run.say("first").await;
+            run.start_server().await;
+            loop {
+                run.until_idle().await;
+                // What rests has no driver that could act meanwhile: the server may as well be another one.
+                run.crash_server().await;
+                run.start_server().await;
+                run.until_idle().await;
+                if !run.answer(&mut answered).await {
+                    return;
+                }
+            }
+        };
+        let going = tokio::time::timeout(STUCK_AFTER, going).await;
+        let records = run.records().await;
+        let kinds: Vec<_> = records.iter().map(|record| record.body.kind()).collect();
+        assert!(going.is_ok(), "seed {seed}: stuck after {kinds:?}");
+        run.crash_server().await;
+        check(&records, &run.world, &run.model.violations.lock().unwrap(), seed);
+        assert_eq!(
+            count(&records, "agent.tool_use") as u64,
+            answered,
+            "seed {seed}: each asked once: {kinds:?}"
+        );
+        ran += run.world.host().runs.values().sum::<u32>();
+        let was_denied = |record: &&Record| matches!(&record.body, Body::ToolResult { content, .. } if content[0]["text"].as_str().unwrap_or_default().contains("denied"));
+        denied += records.iter().filter(was_denied).count();
+    }
+    assert!(ran > 20 && denied > 0, "{ran} {denied}");
 }

@@ -279,6 +279,11 @@ async fn a_wrong_field_is_refused_by_name_and_an_unknown_one_is_not() {
     let server = Server::start().await;
     let session = server.session().await;
     let events = format!("/v1/sessions/{session}/events");
+    let custom = |name: &str| {
+        let schema = json!({"type": "object"});
+        let tool = json!({"type": "custom", "name": name, "description": "d", "input_schema": schema});
+        json!({"name": "a", "model": "m", "tools": [tool]})
+    };
     let toolset = |extra: Value| {
         let mut toolset = json!({"type": "agent_toolset_20260401"});
         toolset.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
@@ -290,7 +295,7 @@ async fn a_wrong_field_is_refused_by_name_and_an_unknown_one_is_not() {
         body.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
         body
     };
-    let ask = json!({"permission_policy": {"type": "always_ask"}});
+    let ask = json!({"permission_policy": {"type": "auto"}});
     let cases = [
         ("/v1/agents", json!({"model": "m"}), "`name` is missing"),
         ("/v1/agents", json!({"name": "a"}), "`model` is missing"),
@@ -305,7 +310,14 @@ async fn a_wrong_field_is_refused_by_name_and_an_unknown_one_is_not() {
             json!({"name": "a", "model": "m", "mcp_servers": [{}]}),
             "`mcp_servers` is not supported",
         ),
-        ("/v1/agents", json!({"name": "a", "model": "m", "tools": [{"type": "custom"}]}), "`tools[0].type`"),
+        (
+            "/v1/agents",
+            json!({"name": "a", "model": "m", "tools": [{"type": "mcp_toolset"}]}),
+            "`tools[0].type`",
+        ),
+        ("/v1/agents", json!({"name": "a", "model": "m", "tools": [{"type": "custom"}]}), "`tools[0].name`"),
+        ("/v1/agents", custom("bash"), "`tools[0].name`"),
+        ("/v1/agents", custom("a b"), "`tools[0].name`"),
         (
             "/v1/agents",
             toolset(json!({"default_config": ask})),
@@ -352,7 +364,19 @@ async fn a_wrong_field_is_refused_by_name_and_an_unknown_one_is_not() {
         ),
         (&events, json!({"events": [message(" \n")]}), "`events[0].content[0].text`"),
         (&events, json!({"events": [{"type": "agent.message"}]}), "`events[0].type`"),
-        (&events, json!({"events": [{"type": "user.tool_confirmation"}]}), "is not supported"),
+        (&events, json!({"events": [{"type": "user.define_outcome"}]}), "is not supported"),
+        (&events, json!({"events": [{"type": "user.tool_confirmation"}]}), "`events[0].result`"),
+        (&events, json!({"events": [{"type": "user.tool_confirmation", "result": "allow"}]}), "tool_use_id"),
+        (
+            &events,
+            json!({"events": [{"type": "user.tool_confirmation", "result": "deny", "tool_use_id": "x"}]}),
+            "the id of an event",
+        ),
+        (
+            &events,
+            json!({"events": [{"type": "user.custom_tool_result", "custom_tool_use_id": "sevt_00000000000000000000000000000007"}]}),
+            "has no call",
+        ),
         (&events, json!({"events": vec![message("x"); 51]}), "at most 50 events"),
     ];
     for (path, body, expected) in cases {
