@@ -75,8 +75,7 @@ pub(super) struct Count {
 
 /// Where snapshots come from.
 pub(super) enum Source {
-    Server(Server),
-    /// Much larger than the other.
+    Server(Box<Server>),
     Store(Box<Store>),
 }
 
@@ -110,7 +109,7 @@ impl Source {
         }
         let client = Client::new(global)?;
         let id = home_id(&client, &place.home).await?;
-        Ok(Self::Server(Server { path: id_path("covey/homes", &id)?, client, id }))
+        Ok(Self::Server(Box::new(Server { path: id_path("covey/homes", &id)?, client, id })))
     }
 
     /// What it is, for refusals of what only one of them can do.
