@@ -111,8 +111,8 @@ impl PostgresServer {
 
 impl Drop for PostgresServer {
     fn drop(&mut self) {
-        // "Fast": it ends the connections that are left and then itself.
-        if let Err(error) = process::stop_by(&mut self.child, Signal::INT, STOP_LIMIT) {
+        // "Immediate": what it would still write is thrown away with it.
+        if let Err(error) = process::stop_by(&mut self.child, Signal::QUIT, STOP_LIMIT) {
             eprintln!("postgres: {error:#}");
         }
     }
