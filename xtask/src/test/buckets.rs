@@ -19,6 +19,7 @@ pub(super) fn run(ground: &Ground<'_>) -> anyhow::Result<Outcome> {
     command.args([
         "test",
         "--locked",
+        "--no-fail-fast",
         "--workspace",
         "--features",
         "covey-bucket/servers,covey-cli/servers",

@@ -154,7 +154,7 @@ fn a_first_secure_asks_little() {
         let proxy = Proxy::before(&server);
         let home = tempfile::tempdir().unwrap();
         make_home(home.path(), 5);
-        let store = server.open(&proxy.url(), &servers::fresh_place()).unwrap();
+        let store = server.open_calmly(&proxy.url(), &servers::fresh_place()).unwrap();
         let opened = proxy.requests();
         secure(home.path(), &store.backend("org").unwrap()).unwrap();
         let asked = proxy.requests() - opened;

@@ -23,7 +23,7 @@ fn noise(len: usize) -> Vec<u8> {
 /// Writes a file through `backend` and reads it back through a clean way.
 fn write_and_compare(server: &Server, proxy: &Proxy, bytes: &[u8], break_things: impl FnOnce()) {
     let place = servers::fresh_place();
-    let backend = server.open(&proxy.url(), &place).unwrap().backend("org").unwrap();
+    let backend = server.open_calmly(&proxy.url(), &place).unwrap().backend("org").unwrap();
     break_things();
     let key = Key::new(&["packs", "large"]).unwrap();
     let mut file = backend.create().unwrap();
@@ -71,7 +71,9 @@ fn a_reset_in_the_middle_of_a_multipart_costs_one_part() {
             assert_eq!(
                 (proxy.faults(), parts_sent(&proxy)),
                 (1, WHOLE_BYTES_MAX / PART_BYTES + 2),
-                "{fault:?}"
+                "{}, {fault:?}: {:#?}",
+                server.name,
+                proxy.log()
             );
         }
     }
