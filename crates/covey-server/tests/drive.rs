@@ -485,7 +485,7 @@ impl Run {
         };
         for call in event_ids {
             *answered += 1;
-            let result = if *answered % 5 == 0 { Confirmation::Deny } else { Confirmation::Allow };
+            let result = if answered.is_multiple_of(5) { Confirmation::Deny } else { Confirmation::Allow };
             let body = Body::UserToolConfirmation { tool_use_id: *call, result, deny_message: None };
             let event = UserEvent { body, dedup: None };
             self.db.append_user_events(self.org, self.session, vec![event]).await.unwrap();
