@@ -4,6 +4,7 @@
 //! in silence. Later stages run even when earlier ones failed, so that one run shows everything.
 
 mod buckets;
+mod disk;
 mod installed;
 mod mounts;
 mod postgres;
@@ -118,6 +119,9 @@ pub(crate) fn run(root: &Path, args: &TestArgs) -> anyhow::Result<ExitCode> {
         return Ok(ExitCode::SUCCESS);
     }
     let chosen = chosen(&args.stages)?;
+    if args.stages.is_empty() {
+        disk::warn_before_a_whole_run(root)?;
+    }
     let ground =
         Ground { root, tools: root.join(".test-env"), is_root: rustix::process::geteuid().is_root() };
     let mut lines = Vec::new();
@@ -130,6 +134,7 @@ pub(crate) fn run(root: &Path, args: &TestArgs) -> anyhow::Result<ExitCode> {
             Ok(Outcome::NotNeeded(why)) => ("ok", format!("  (not needed: {why})")),
             Err(error) => {
                 eprintln!("{error:#}");
+                disk::blame_if_full(root);
                 ("FAILED", String::new())
             }
         };

@@ -154,7 +154,8 @@ fn setting(name: &str) -> Option<String> {
     std::env::var(name).ok().filter(|value| !value.trim().is_empty())
 }
 
-/// When and how hard garbage is collected: `COVEY_GC_INTERVAL` and `COVEY_GC_RATE`.
+/// When and how hard garbage is collected: `COVEY_GC_INTERVAL`, `COVEY_GC_RATE` and
+/// `COVEY_GC_RECOMPRESS`.
 fn collect_config() -> Result<CollectConfig> {
     let amount = |name: &str, parse: fn(&str) -> Result<Amount, String>| -> Result<Option<u64>> {
         let Some(text) = setting(name) else { return Ok(None) };
@@ -171,6 +172,9 @@ fn collect_config() -> Result<CollectConfig> {
     }
     if let Some(rate) = amount("COVEY_GC_RATE", units::bytes)? {
         config.bytes_per_second = rate;
+    }
+    if let Some(bytes) = amount("COVEY_GC_RECOMPRESS", units::bytes)? {
+        config.recompress_bytes = bytes;
     }
     Ok(config)
 }

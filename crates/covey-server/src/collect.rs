@@ -21,6 +21,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::SERVED;
 use crate::db::{self, Db, DbError};
+use crate::server::Homes;
 use crate::stores::Stores;
 
 /// How often it is looked whether a collection is due.
@@ -41,11 +42,18 @@ pub struct CollectConfig {
     pub interval: Duration,
     /// Stored bytes that are read and written in a second at most; 0: as fast as it goes.
     pub bytes_per_second: u64,
+    /// Bytes of packs, of what secures have compressed in haste, that one scheduled collection of an org compresses
+    /// harder at most; 0: none.
+    pub recompress_bytes: u64,
 }
 
 impl Default for CollectConfig {
     fn default() -> Self {
-        Self { interval: Duration::from_secs(24 * 60 * 60), bytes_per_second: 64 << 20 }
+        Self {
+            interval: Duration::from_secs(24 * 60 * 60),
+            bytes_per_second: 64 << 20,
+            recompress_bytes: 8 << 30,
+        }
     }
 }
 
@@ -112,6 +120,8 @@ pub struct CollectRequest {
     pub dry_run: bool,
     /// As in [`CollectConfig`].
     pub bytes_per_second: u64,
+    /// Likewise.
+    pub recompress_bytes: u64,
     /// Ends it early when it is set.
     pub cancel: Arc<AtomicBool>,
     /// Counts what is copied.
@@ -123,13 +133,19 @@ pub struct CollectRequest {
 pub struct Collector {
     db: Db,
     stores: Stores,
+    config: CollectConfig,
     under_way: Arc<Mutex<HashSet<OrgId>>>,
 }
 
 impl Collector {
     /// Over the snapshots of `db`.
-    pub fn new(db: Db, stores: Stores) -> Self {
-        Self { db, stores, under_way: Arc::default() }
+    pub fn new(db: Db, homes: Homes) -> Self {
+        Self { db, stores: homes.stores, config: homes.collect, under_way: Arc::default() }
+    }
+
+    /// When and how hard it collects by itself.
+    pub const fn config(&self) -> &CollectConfig {
+        &self.config
     }
 
     /// Forgets what nothing keeps, then deletes what nobody needs.
@@ -169,7 +185,8 @@ impl Collector {
     }
 
     /// Collects whenever it is time, until `stop`.
-    pub async fn keep_collecting(self, config: CollectConfig, stop: CancellationToken) {
+    pub async fn keep_collecting(self, stop: CancellationToken) {
+        let config = self.config;
         if config.interval.is_zero() {
             return;
         }
@@ -208,6 +225,7 @@ impl Collector {
             org,
             dry_run: false,
             bytes_per_second: config.bytes_per_second,
+            recompress_bytes: config.recompress_bytes,
             cancel: Arc::clone(&cancel),
             progress: Arc::default(),
         };
@@ -293,6 +311,7 @@ fn collect(db: Db, stores: &Stores, request: &CollectRequest) -> Result<CollectR
     let options = CollectOptions {
         dry_run: request.dry_run,
         bytes_per_second: request.bytes_per_second,
+        recompress_bytes: request.recompress_bytes,
         ..CollectOptions::default()
     };
     let progress = Logged { counters: &request.progress, org: request.org };

@@ -44,6 +44,7 @@ use self::error::{ApiError, REQUEST_ID};
 use crate::collect::Collector;
 use crate::db::Db;
 use crate::link::Links;
+use crate::server::Homes;
 use crate::stores::Stores;
 
 /// Event streams that may be open at the same time; more are refused with 429.
@@ -78,9 +79,10 @@ struct Inner {
 impl Api {
     /// Makes an API over `db` and the homes' stores, if there are any. When `stop` is cancelled, open event streams
     /// end.
-    pub fn new(db: Db, stores: Option<Stores>, links: Option<Links>, stop: CancellationToken) -> Self {
+    pub fn new(db: Db, homes: Option<Homes>, links: Option<Links>, stop: CancellationToken) -> Self {
         let (streams, tasks) = (Arc::new(Semaphore::new(STREAMS_MAX)), TaskTracker::new());
-        let collector = stores.as_ref().map(|stores| Collector::new(db.clone(), stores.clone()));
+        let stores = homes.as_ref().map(|homes| homes.stores.clone());
+        let collector = homes.map(|homes| Collector::new(db.clone(), homes));
         let token_uses = Mutex::default();
         let inner = Inner { db, stop, tasks, streams, stores, collector, links, token_uses };
         Self { inner: Arc::new(inner) }

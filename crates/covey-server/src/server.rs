@@ -80,9 +80,8 @@ impl Server {
     /// When the database fails, or a home store is somebody else's.
     pub async fn start(db: Db, model: Arc<dyn Model>, homes: Option<Homes>) -> Result<Self, StartError> {
         let org = db.take_over().await?;
-        let (stores, collect) = homes.map(|homes| (homes.stores, homes.collect)).unzip();
-        if let Some(stores) = &stores {
-            take_charge(&db, stores).await?;
+        if let Some(homes) = &homes {
+            take_charge(&db, &homes.stores).await?;
         }
         let stop = CancellationToken::new();
         let context = Context::new(db.clone(), model, Links::new(db.clone()));
@@ -95,9 +94,9 @@ impl Server {
                 failed.cancel();
             }
         });
-        let api = Api::new(db, stores, Some(context.links.clone()), stop.clone());
-        if let (Some(collector), Some(config)) = (api.collector(), collect) {
-            tasks.spawn(collector.clone().keep_collecting(config, stop.clone()));
+        let api = Api::new(db, homes, Some(context.links.clone()), stop.clone());
+        if let Some(collector) = api.collector() {
+            tasks.spawn(collector.clone().keep_collecting(stop.clone()));
         }
         Ok(Self { org, api, context, stop, tasks })
     }

@@ -8,6 +8,8 @@ use std::path::Path;
 use std::sync::atomic::AtomicBool;
 
 use covey_home::{Excludes, NoProgress, PackStore, SecureReport, SecureRequest};
+use covey_server::Homes;
+use covey_server::collect::CollectConfig;
 use covey_server::db::Db;
 use covey_server::http::{Api, serve};
 use covey_server::stores::Stores;
@@ -41,7 +43,12 @@ impl World {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("http://{}", listener.local_addr().unwrap());
         let stores = Stores::in_directory(dir.path().join("store"), None);
-        let api = Api::new(db.clone(), Some(stores), None, CancellationToken::new());
+        let api = Api::new(
+            db.clone(),
+            Some(Homes { stores, collect: CollectConfig::default() }),
+            None,
+            CancellationToken::new(),
+        );
         tokio::spawn(async move { serve(listener, api.router(), &api).await });
         rustls::crypto::ring::default_provider().install_default().unwrap_or_default();
         let config = rustls::ClientConfig::builder()

@@ -459,7 +459,7 @@ fn nothing_that_a_snapshot_names_is_lost_while_everything_happens_at_once() {
         let stores = Stores::in_directory(dir.join("store"), None);
         let homes = Homes {
             stores: stores.clone(),
-            collect: CollectConfig { interval: Duration::ZERO, bytes_per_second: 0 },
+            collect: CollectConfig { interval: Duration::ZERO, bytes_per_second: 0, recompress_bytes: 0 },
         };
         let db = Db::open(&dir.join("covey.db")).unwrap();
         let server = Server::start(db.clone(), Arc::new(script()), Some(homes)).await.unwrap();

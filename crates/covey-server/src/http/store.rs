@@ -16,7 +16,7 @@ use super::error::{ApiError, Result};
 use super::extract::{Caller, JsonBody};
 use super::fields::Fields;
 use super::{Api, pieces};
-use crate::collect::{CollectConfig, CollectRequest, CollectorError};
+use crate::collect::{CollectRequest, CollectorError};
 /// How often a line about the progress is sent.
 const PROGRESS_EVERY: Duration = Duration::from_secs(1);
 
@@ -39,7 +39,7 @@ pub(super) async fn collect(
     let fields = Fields::body(&body);
     let dry_run = fields.flag("dry_run")?.unwrap_or(false);
     let limit = fields.number("bytes_per_second")?;
-    let bytes_per_second = limit.unwrap_or(CollectConfig::default().bytes_per_second);
+    let recompress_bytes = fields.number("recompress_bytes")?.unwrap_or(0);
     api.stores()?;
     let Some(collector) = api.collector().cloned() else {
         return Err(ApiError::new(Fault::Bug, "a server with stores has no collector"));
@@ -49,7 +49,8 @@ pub(super) async fn collect(
     let request = CollectRequest {
         org: caller.org,
         dry_run,
-        bytes_per_second,
+        bytes_per_second: limit.unwrap_or(collector.config().bytes_per_second),
+        recompress_bytes,
         cancel: Arc::clone(&cancel),
         progress: Arc::clone(&progress),
     };

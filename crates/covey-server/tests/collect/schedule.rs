@@ -3,7 +3,9 @@
 use std::fs;
 use std::time::Duration;
 
+use covey_home::verify;
 use covey_server::collect::CollectConfig;
+use covey_server::db::orgs::LastCollection;
 use covey_server::http::{Api, serve};
 use reqwest::Method;
 use serde_json::{Value, json};
@@ -52,25 +54,53 @@ async fn no_more_is_read_and_written_in_a_second_than_is_said() {
     assert!(done.packs.elapsed_ms >= 1000, "{done:?}");
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn what_is_due_is_collected_until_the_server_stops() {
-    let world = mostly_garbage().await;
-    let (org, stop) = (world.org, CancellationToken::new());
-    // Never when it is turned off: this returns at once.
-    let off = CollectConfig { interval: Duration::ZERO, bytes_per_second: 0 };
-    world.collector.clone().keep_collecting(off, CancellationToken::new()).await;
-    let often = CollectConfig { interval: Duration::from_millis(1), bytes_per_second: 0 };
-    let keeps = tokio::spawn(world.collector.clone().keep_collecting(often, stop.clone()));
-    let collected = tokio::time::timeout(PATIENCE, async {
+fn every(interval: Duration) -> CollectConfig {
+    CollectConfig { interval, bytes_per_second: 0, recompress_bytes: 0 }
+}
+
+/// The report of the first collection, when there is one.
+async fn first_collection(world: &World) -> LastCollection {
+    let waited = tokio::time::timeout(PATIENCE, async {
         loop {
-            let last = world.db.last_collection(org).await.unwrap();
-            if let Some(last) = last {
+            if let Some(last) = world.db.last_collection(world.org).await.unwrap() {
                 break last;
             }
             tokio::task::yield_now().await;
         }
     });
-    let collected = collected.await.unwrap();
+    waited.await.unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_secures_have_written_in_haste_is_compressed_harder_as_far_as_the_limit_goes() {
+    for (limit, improved) in [(1 << 30, 1), (1, 0)] {
+        let world = World::new().await;
+        let worker = world.worker("one").await;
+        // Words of a small alphabet: what a harder search finds more of.
+        let text: Vec<u8> = noise(3, 2 << 20).iter().map(|byte| b"covey"[usize::from(byte % 5)]).collect();
+        fs::write(worker.dir.join("text"), text).unwrap();
+        let root = world.publish(&worker).await;
+        let stop = CancellationToken::new();
+        let config = CollectConfig { recompress_bytes: limit, ..every(Duration::from_secs(1)) };
+        let keeps = tokio::spawn(world.collector_with(config).keep_collecting(stop.clone()));
+        let collected = first_collection(&world).await;
+        stop.cancel();
+        tokio::time::timeout(PATIENCE, keeps).await.unwrap().unwrap();
+        assert_eq!(collected.report["packs_improved"], json!(improved), "{collected:?}");
+        let found = verify(&world.store(), &root).unwrap();
+        assert!(found.problems.is_empty(), "{found:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_due_is_collected_until_the_server_stops() {
+    let world = mostly_garbage().await;
+    let stop = CancellationToken::new();
+    // Never when it is turned off: this returns at once.
+    world.collector_with(every(Duration::ZERO)).keep_collecting(CancellationToken::new()).await;
+    let often = world.collector_with(every(Duration::from_millis(1)));
+    let keeps = tokio::spawn(often.keep_collecting(stop.clone()));
+    let collected = first_collection(&world).await;
     assert!(collected.report["freed_bytes"].as_i64().unwrap() > 3 << 20, "{collected:?}");
     stop.cancel();
     tokio::time::timeout(PATIENCE, keeps).await.unwrap().unwrap();
@@ -85,7 +115,7 @@ async fn a_client_sees_how_far_it_is_and_one_that_goes_away_ends_it() {
     let world = mostly_garbage().await;
     let stop = CancellationToken::new();
     let token = token(&world).await;
-    let api = Api::new(world.db.clone(), Some(world.stores.clone()), None, stop.clone());
+    let api = Api::new(world.db.clone(), Some(world.homes()), None, stop.clone());
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("http://{}/v1/covey/store", listener.local_addr().unwrap());
     let serving = tokio::spawn(async move { serve(listener, api.router(), &api).await });

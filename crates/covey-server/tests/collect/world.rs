@@ -9,7 +9,8 @@ use covey_home::{
     Excludes, MaterializeRequest, NoProgress, PackStore, SecureReport, SecureRequest, materialize, secure,
     verify,
 };
-use covey_server::collect::{CollectRequest, Collected, Collector, CollectorError};
+use covey_server::Homes;
+use covey_server::collect::{CollectConfig, CollectRequest, Collected, Collector, CollectorError};
 use covey_server::db::Db;
 use covey_server::db::homes::Claim;
 use covey_server::db::sessions::NewSession;
@@ -43,8 +44,18 @@ impl World {
         let db = Db::open(&dir.path().join("covey.db")).unwrap();
         let org = db.ensure_default_org().await.unwrap();
         let stores = Stores::in_directory(dir.path().join("store"), None);
-        let collector = Collector::new(db.clone(), stores.clone());
+        let homes = Homes { stores: stores.clone(), collect: CollectConfig::default() };
+        let collector = Collector::new(db.clone(), homes);
         Self { dir, db, org, stores, collector, bytes_per_second: 0 }
+    }
+
+    pub(crate) fn homes(&self) -> Homes {
+        Homes { stores: self.stores.clone(), collect: CollectConfig::default() }
+    }
+
+    /// One of its own, that collects by itself.
+    pub(crate) fn collector_with(&self, collect: CollectConfig) -> Collector {
+        Collector::new(self.db.clone(), Homes { collect, ..self.homes() })
     }
 
     pub(crate) async fn worker(&self, name: &'static str) -> Worker {
@@ -119,6 +130,7 @@ impl World {
             org: self.org,
             dry_run,
             bytes_per_second: self.bytes_per_second,
+            recompress_bytes: 0,
             cancel: Arc::default(),
             progress: Arc::default(),
         };

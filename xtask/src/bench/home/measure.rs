@@ -53,6 +53,8 @@ impl Cost {
 pub(in crate::bench) fn run(command: &mut Command) -> anyhow::Result<(Cost, String)> {
     let shown = format!("{command:?}");
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    // What the step before has left to be written would be paid by this one.
+    rustix::fs::sync();
     let start = Instant::now();
     let mut child = command.spawn().with_context(|| format!("{shown} does not start"))?;
     let pid = child.id();

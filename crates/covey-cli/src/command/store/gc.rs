@@ -32,32 +32,44 @@ pub(crate) struct GcArgs {
     /// Delete nothing, and say exactly what would be freed.
     #[arg(long)]
     dry_run: bool,
-    /// Bytes that are read and written in a second at most, such as 64MiB; `none`: as fast as it goes [default: 64MiB].
+    /// Bytes that are read and written in a second at most, such as 64MiB; `none`: as fast as it goes [default: what the
+    /// server does, and 64MiB with --store].
     #[arg(long, value_name = "BYTES", value_parser = units::bytes)]
     rate: Option<Amount>,
+    /// Compress what secures have written in haste harder, too, up to so many stored bytes; `none`: all of it.
+    #[arg(long, value_name = "BYTES", value_parser = units::bytes, conflicts_with = "dry_run")]
+    recompress: Option<Amount>,
+}
+
+impl GcArgs {
+    fn rate(&self) -> Option<u64> {
+        match self.rate {
+            None => None,
+            Some(Amount::Set(rate)) => Some(rate),
+            Some(Amount::Unset) => Some(0),
+        }
+    }
+
+    fn recompress_bytes(&self) -> u64 {
+        match self.recompress {
+            None => 0,
+            Some(Amount::Set(bytes)) => bytes,
+            Some(Amount::Unset) => u64::MAX,
+        }
+    }
 }
 
 pub(super) async fn run(global: &Global, args: &GcArgs) -> anyhow::Result<ExitCode> {
-    let rate = match args.rate {
-        None => CollectConfig::default().bytes_per_second,
-        Some(Amount::Set(rate)) => rate,
-        Some(Amount::Unset) => 0,
-    };
     let report = match (&args.store, &args.org) {
-        (Some(store), Some(org)) => gc_local(global, store, org, args.dry_run, rate)?,
-        _ => gc_served(global, args.dry_run, rate).await?,
+        (Some(store), Some(org)) => gc_local(global, store, org, args)?,
+        _ => gc_served(global, args).await?,
     };
     output::value(global.json, &report, collected_text)?;
     Ok(ExitCode::Success)
 }
 
-fn gc_local(
-    global: &Global,
-    store: &StoreLocation,
-    org: &str,
-    dry_run: bool,
-    rate: u64,
-) -> anyhow::Result<Value> {
+fn gc_local(global: &Global, store: &StoreLocation, org: &str, args: &GcArgs) -> anyhow::Result<Value> {
+    let dry_run = args.dry_run;
     let access = if dry_run { Access::Read } else { Access::Write };
     let opened = store.open(&global.data_dir()?, access, false)?;
     if !opened.orgs()?.iter().any(|known| known == org) {
@@ -83,15 +95,23 @@ fn gc_local(
         );
         return Err(Refusal::new(Fault::Conflict, text).into());
     }
-    let options = CollectOptions { dry_run, bytes_per_second: rate, ..CollectOptions::default() };
+    let options = CollectOptions {
+        dry_run,
+        bytes_per_second: args.rate().unwrap_or(CollectConfig::default().bytes_per_second),
+        recompress_bytes: args.recompress_bytes(),
+        ..CollectOptions::default()
+    };
     let progress = Progress::start("collecting");
     let report = collect(&packs, &pointers, &options, &AtomicBool::new(false), &progress)?;
     Ok(serde_json::to_value(report)?)
 }
 
-async fn gc_served(global: &Global, dry_run: bool, rate: u64) -> anyhow::Result<Value> {
+async fn gc_served(global: &Global, args: &GcArgs) -> anyhow::Result<Value> {
     let client = Client::new(global)?;
-    let body = json!({ "dry_run": dry_run, "bytes_per_second": rate });
+    let mut body = json!({ "dry_run": args.dry_run, "recompress_bytes": args.recompress_bytes() });
+    if let (Some(body), Some(rate)) = (body.as_object_mut(), args.rate()) {
+        body.insert("bytes_per_second".to_owned(), rate.into());
+    }
     let mut answer = client.post_for_lines("/v1/covey/store/collect", &body).await?;
     let progress = Progress::start("collecting");
     while let Some(mut line) = answer.next().await? {
