@@ -216,14 +216,25 @@ pub fn secure(request: &SecureRequest<'_>) -> Result<SecureReport, SecureError> 
     let upload = request.store.upload()?;
     let epoch = upload.epoch();
     let walked = walk(request, (dir, &stat), (cache.as_ref(), &gaps), &*upload, warnings)?;
-    let uploaded = upload.finish()?;
     let Walked { root, counts, outcome } = walked;
     let mut warnings = outcome.warnings;
+    let records = outcome.records;
+    // The cache is written while the disk works on the blocks.
+    let (uploaded, sealed) = std::thread::scope(|scope| {
+        let sealing = records.map(|records| scope.spawn(|| records.seal(cache.as_ref(), &stat, &root)));
+        let uploaded = upload.finish();
+        let panicked = || Err(std::io::Error::other("the thread that writes it panicked"));
+        (uploaded, sealing.map(|sealing| sealing.join().unwrap_or_else(|_| panicked())))
+    });
+    let uploaded = uploaded?;
     keep_gaps(request, gaps, &outcome.kept_gaps, &mut warnings)?;
-    if let Some(records) = outcome.records
-        && let Err(error) = records.finish(cache.as_ref(), &stat, &root)
-    {
-        // After the blocks are durable: the cache must not promise what the store does not have.
+    // After the blocks are durable: the cache must not promise what the store does not have.
+    let in_place = match sealed {
+        None | Some(Ok(None)) => Ok(()),
+        Some(Ok(Some(sealed))) => sealed.put_in_place(),
+        Some(Err(error)) => Err(error),
+    };
+    if let Err(error) = in_place {
         warnings.push(format!("the stat cache was not written: {error}"));
     }
     Ok(SecureReport {

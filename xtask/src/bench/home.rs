@@ -68,7 +68,7 @@ pub(crate) fn run(root: &Path, args: &HomeArgs) -> anyhow::Result<()> {
         let home = args.home.as_deref().context("say --home DIR")?.canonicalize()?;
         let works = if args.rows.is_empty() { Work::value_variants().to_vec() } else { args.rows.clone() };
         let (runs, with_peers, resume) = (args.runs, !args.no_peers, args.resume);
-        rows::measure(&us, &Plan { works, runs, with_peers, resume, home: &home, work: &work })?
+        rows::measure(&us, &Plan { works, runs, with_peers, resume, root, home: &home, work: &work })?
     } else {
         let rows = scale::measure(&us, &work, &args.scale)?;
         rows.iter().for_each(|row| eprintln!("{}", row.line()));

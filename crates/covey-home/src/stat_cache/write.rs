@@ -107,7 +107,7 @@ impl CacheWriter {
         self.written.lock().unwrap_or_else(PoisonError::into_inner).kept.push(number);
     }
 
-    /// A directory that differs. A failure is remembered for [`CacheWriter::finish`].
+    /// A directory that differs. A failure is remembered for [`CacheWriter::seal`].
     pub(crate) fn add(&self, record: &RecordBuilder) {
         let bytes = &record.bytes;
         let entry = IndexEntry {
@@ -139,30 +139,36 @@ impl CacheWriter {
         slot.as_mut().ok_or_else(|| io::Error::other("no output"))
     }
 
-    /// Puts the cache in place for a home whose own directory is `home` and whose state is `root`. Only after
-    /// everything that `root` names is durable: the cache must not promise what the store does not have.
+    /// Writes the rest of the cache of a home whose own directory is `home` and whose state is `root`; none when the one of
+    /// before is right. It does not stand in its place yet.
     ///
     /// # Errors
     /// When it could not be written; the one of before stands then.
-    pub(crate) fn finish(
+    pub(crate) fn seal(
         mut self,
         before: Option<&StatCache>,
         home: &Stat,
         root: &RootHash,
-    ) -> io::Result<()> {
+    ) -> io::Result<Option<SealedCache>> {
         let mut written = std::mem::take(self.written.get_mut().unwrap_or_else(PoisonError::into_inner));
         let same = |before: &StatCache| {
             before.len() == written.kept.len() && before.root() == *root && before.excludes() == self.excludes
         };
         if written.failed.is_none() && written.output.is_none() && before.is_some_and(same) {
-            return Ok(());
+            return Ok(None);
         }
-        let done = self.complete(&mut written, before, home, root);
-        if done.is_err() {
-            // Only a leftover: whoever writes the next cache writes over it.
-            drop(fs::remove_file(&self.temporary));
-        }
-        done
+        // Removes the file when it is dropped, so also when it is not whole.
+        let sealed = SealedCache { temporary: self.temporary.clone(), path: self.path.clone() };
+        self.complete(&mut written, before, home, root)?;
+        Ok(Some(sealed))
+    }
+
+    /// Seals the cache and puts it in place: for whoever has everything that `root` names already.
+    ///
+    /// # Errors
+    /// As [`CacheWriter::seal`].
+    pub(crate) fn finish(self, before: Option<&StatCache>, home: &Stat, root: &RootHash) -> io::Result<()> {
+        self.seal(before, home, root)?.map_or(Ok(()), SealedCache::put_in_place)
     }
 
     fn complete(
@@ -194,8 +200,32 @@ impl CacheWriter {
         hasher.update(MAGIC).update(&VERSION.to_le_bytes()).update(&tail);
         output.file.write_all(&tail)?;
         output.file.write_all(hasher.finalize().as_bytes())?;
-        output.file.flush()?;
+        output.file.flush()
+    }
+}
+
+/// A whole stat cache beside its place. Dropped it is gone, and the one of before stands.
+#[derive(Debug)]
+pub(crate) struct SealedCache {
+    temporary: PathBuf,
+    path: PathBuf,
+}
+
+impl SealedCache {
+    /// Puts it in its place. Only after everything that its root names is durable: the cache must not promise what the
+    /// store does not have.
+    ///
+    /// # Errors
+    /// When it cannot be renamed; the one of before stands then.
+    pub(crate) fn put_in_place(self) -> io::Result<()> {
         fs::rename(&self.temporary, &self.path)
+    }
+}
+
+impl Drop for SealedCache {
+    fn drop(&mut self) {
+        // After a rename there is none; a leftover is overwritten by the next process of this number.
+        drop(fs::remove_file(&self.temporary));
     }
 }
 

@@ -17,6 +17,8 @@ pub(super) struct Row {
     floors: Map<String, Value>,
     figures: Map<String, Value>,
     must: Vec<Claim>,
+    /// Claims about tools that are not installed; nothing is said about them.
+    not_compared: Vec<String>,
 }
 
 /// Something that must hold; `None`: it could not be shown here.
@@ -60,8 +62,12 @@ impl Row {
         self.must.push(Claim { text: text.into(), holds });
     }
 
-    /// Our figure is at most `factor` times that of a tool.
+    /// Our figure is at most `factor` times that of a tool, if it is installed.
     pub(super) fn at_most(&mut self, what: &str, figure: fn(&Cost) -> f64, factor: f64, peer: &str) {
+        if self.left_out.contains_key(peer) {
+            self.not_compared.push(format!("{what} at most {factor:.3} x {peer}"));
+            return;
+        }
         let holds = self.us.zip(self.peers.get(peer).copied());
         let holds = holds.map(|(us, peer)| figure(&us) <= factor * figure(&peer));
         self.claim(format!("{what} at most {factor:.3} x {peer}"), holds);
@@ -117,6 +123,7 @@ impl Row {
             "holds": self.holds(),
             "broken": texts(Some(false)),
             "not_shown": texts(None),
+            "not_compared": self.not_compared,
         })
     }
 
@@ -161,6 +168,9 @@ mod tests {
         row.left_out("restic", "absent");
         row.at_most("wall", |cost| cost.wall_s, 1.0, "restic");
         assert_eq!(row.holds(), None);
+        assert_eq!(row.json()["not_compared"], json!(["wall at most 1.000 x restic"]));
+        row.at_most("wall", |cost| cost.wall_s, 1.0, "tar");
+        assert_eq!(row.holds(), None, "installed and not measured");
         row.faster_than_all(2.0, &[]);
         assert_eq!(row.holds(), None);
         row.peer("restic", &[cost(1.5)]);

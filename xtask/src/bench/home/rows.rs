@@ -93,11 +93,14 @@ pub(super) struct Plan<'a> {
     pub(super) with_peers: bool,
     /// Works that an earlier run has written down are not measured again.
     pub(super) resume: bool,
+    /// The project's directory.
+    pub(super) root: &'a Path,
     pub(super) home: &'a Path,
     pub(super) work: &'a Path,
 }
 
 struct Bench<'a> {
+    root: &'a Path,
     us: &'a Us,
     work: &'a Path,
     /// As it was given; only read.
@@ -118,6 +121,7 @@ pub(super) fn measure(us: &Us, plan: &Plan<'_>) -> anyhow::Result<Vec<Value>> {
     let (installed, absent): (Vec<Peer>, Vec<Peer>) =
         Peer::ALL.into_iter().partition(|peer| plan.with_peers && peer.is_installed());
     let mut bench = Bench {
+        root: plan.root,
         us,
         work: plan.work,
         given: plan.home,
