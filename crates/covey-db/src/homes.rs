@@ -99,12 +99,6 @@ pub trait Homes: Send + Sync {
     /// When the database refuses.
     async fn release_home(&self, org: OrgId, id: HomeId, session: SessionId) -> Result<()>;
 
-    /// Gives back whatever lease a session holds: its driver died without doing so.
-    ///
-    /// # Errors
-    /// When the database refuses.
-    async fn release_home_of(&self, org: OrgId, session: SessionId) -> Result<()>;
-
     /// Notes why the home is not secured; the time of the first reason in a row stays.
     ///
     /// # Errors

@@ -47,14 +47,6 @@ impl Homes for Postgres {
         })
     }
 
-    async fn release_home_of(&self, org: OrgId, session: SessionId) -> Result<()> {
-        let sql = "UPDATE home SET lease_held = FALSE WHERE org = $1 AND lease_session = $2 AND lease_held";
-        transact!(self, "release home of session", |tx| {
-            tx.execute(sql, &[&org.to_string(), &session.to_string()]).await?;
-            Ok(())
-        })
-    }
-
     async fn mark_home_unsecured(&self, org: OrgId, id: HomeId, reason: &str) -> Result<()> {
         transact!(self, "home unsecured", |tx| mark_unsecured(tx, org, id, reason).await)
     }
@@ -183,6 +175,21 @@ async fn claim(
         "UPDATE session SET home_base = $3 WHERE org = $1 AND id = $2 AND home = $4 AND home_base IS NULL";
     tx.execute(sql, &[&org, &session, &(home.generation.0 as i64), &id]).await?;
     Ok(Claim::Granted(grant.token))
+}
+
+/// Gives back what the session holds, if `epoch` is its driver's.
+pub(super) async fn release_of(tx: &Connection, org: OrgId, session: SessionId, epoch: u64) -> Result<()> {
+    let (org, session) = (org.to_string(), session.to_string());
+    let sql = "SELECT id, lease_token FROM home
+               WHERE org = $1 AND lease_session = $2 AND lease_held
+                 AND EXISTS (SELECT FROM session WHERE org = $1 AND id = $2 AND epoch = $3)";
+    for row in tx.rows(sql, &[&org, &session, &(epoch as i64)]).await? {
+        let (home, token): (&str, i64) = (cell(&row, 0)?, cell(&row, 1)?);
+        // By its token: a driver that has claimed the session since may have claimed the home, too.
+        let sql = "UPDATE home SET lease_held = FALSE WHERE org = $1 AND id = $2 AND lease_token = $3";
+        tx.execute(sql, &[&org, &home, &token]).await?;
+    }
+    Ok(())
 }
 
 pub(super) async fn release_all(tx: &Connection) -> Result<()> {

@@ -33,10 +33,6 @@ impl Homes for Sqlite {
         self.write("release home", move |tx| release(tx, org, id, session)).await
     }
 
-    async fn release_home_of(&self, org: OrgId, session: SessionId) -> Result<()> {
-        self.write("release home of session", move |tx| release_of(tx, org, session)).await
-    }
-
     async fn mark_home_unsecured(&self, org: OrgId, id: HomeId, reason: &str) -> Result<()> {
         let reason = reason.to_owned();
         self.write("home unsecured", move |tx| mark_unsecured(tx, org, id, &reason)).await
@@ -177,14 +173,18 @@ pub(super) fn release(tx: &Tx<'_>, org: OrgId, id: HomeId, session: SessionId) -
     Ok(())
 }
 
-/// Gives back whatever lease a session holds: its driver died without doing so.
+/// Gives back whatever lease a session holds, if `epoch` is its driver's.
 ///
 /// # Errors
 /// When the database refuses.
-pub(super) fn release_of(tx: &Tx<'_>, org: OrgId, session: SessionId) -> Result<()> {
+pub(super) fn release_of(tx: &Tx<'_>, org: OrgId, session: SessionId, epoch: u64) -> Result<()> {
     tx.conn
-        .prepare_cached("UPDATE home SET lease_held = 0 WHERE org = ?1 AND lease_session = ?2")?
-        .execute((org.to_string(), session.to_string()))?;
+        .prepare_cached(
+            "UPDATE home SET lease_held = 0
+             WHERE org = ?1 AND lease_session = ?2
+               AND EXISTS (SELECT 1 FROM session WHERE org = ?1 AND id = ?2 AND epoch = ?3)",
+        )?
+        .execute((org.to_string(), session.to_string(), epoch as i64))?;
     Ok(())
 }
 

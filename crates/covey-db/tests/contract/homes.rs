@@ -1,6 +1,7 @@
 //! Homes: leases, the pointer, what a runner reports.
 
 use covey_db::homes::Claim;
+use covey_db::leases::Rest;
 use covey_db::snapshots::{Origin, Publish, Published, Replacement};
 use covey_db::{DbError, Result};
 use covey_harness::record::Body;
@@ -139,7 +140,7 @@ pub(crate) async fn of_two_sessions_that_claim_one_home_at_once_one_gets_it(f: &
         };
         let home = f.db.home(f.org, f.session.home).await.unwrap();
         assert_eq!((home.lease_session, home.lease_held), (Some(winner), true));
-        f.other.release_home_of(f.org, winner).await.unwrap();
+        f.other.release_session(f.org, winner, 0, Rest::Idle).await.unwrap();
     }
     assert_eq!(f.db.home(f.org, f.session.home).await.unwrap().lease_token, FencingToken(20));
     let span = f.db.home_span(f.org, f.session.id).await.unwrap();
