@@ -21,6 +21,7 @@ use anyhow::{Context, Result};
 use clap::Args;
 use serde_json::json;
 
+pub(crate) use cluster::user_message;
 use cluster::{Cluster, Victim};
 use session::Verdict;
 

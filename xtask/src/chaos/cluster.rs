@@ -231,6 +231,6 @@ pub(super) fn wait_for<T>(limit: Duration, mut look: impl FnMut() -> Option<T>) 
 }
 
 /// A message from the user.
-pub(super) fn user_message(text: &str) -> Value {
+pub(crate) fn user_message(text: &str) -> Value {
     json!({"events": [{"type": "user.message", "content": [{"type": "text", "text": text}]}]})
 }

@@ -149,6 +149,14 @@ impl Fleet {
         kill_process(pid, signal).context("cannot signal a server")
     }
 
+    /// What a server has in memory.
+    pub(crate) fn resident_bytes(&self, number: usize) -> Result<u64> {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.members[number].process.id()))?;
+        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).context("no VmRSS")?;
+        let kib: u64 = line.trim().trim_end_matches("kB").trim().parse().context("VmRSS")?;
+        Ok(kib * 1024)
+    }
+
     pub(crate) fn relay(&self, number: usize) -> Option<&Relay> {
         self.members[number].relay.as_ref()
     }
