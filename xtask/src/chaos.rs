@@ -54,8 +54,8 @@ pub(crate) struct ChaosArgs {
 impl ChaosArgs {
     /// Many sessions at once, if that is meant.
     fn storm(&self) -> Result<Option<storm::Storm>> {
-        let is_meant = self.backend.is_some()
-            || [self.servers, self.sessions, self.kills].iter().any(Option::is_some);
+        let is_meant =
+            self.backend.is_some() || [self.servers, self.sessions, self.kills].iter().any(Option::is_some);
         if !is_meant {
             return Ok(None);
         }

@@ -34,7 +34,8 @@ impl RemoteDial {
         let client = reqwest::Client::builder().http1_only().no_proxy().build().map_err(|e| named(&e))?;
         let request = client.get(format!("{}/v1/covey/runners/link", url.trim_end_matches('/')));
         let request = request.header(CONNECTION, "upgrade").header(UPGRADE, RUNNER_LINK_PROTOCOL);
-        let response = request.header("x-api-key", token).send().await.map_err(|e| named(&e.without_url()))?;
+        let response =
+            request.header("x-api-key", token).send().await.map_err(|e| named(&e.without_url()))?;
         if response.status() != reqwest::StatusCode::SWITCHING_PROTOCOLS {
             let (status, said) = (response.status(), response.text().await.unwrap_or_default());
             let said: String = said.chars().take(300).collect();

@@ -46,10 +46,11 @@ async fn main() -> Outcome<()> {
 /// Word-like text, which compresses as conversations do.
 fn payload(seed: u64) -> String {
     const WORDS: [&str; 16] = [
-        "session", "model", "result", "return", "the", "file", "of", "step", "fn", "home", "let", "error", "and",
-        "test", "value", "with",
+        "session", "model", "result", "return", "the", "file", "of", "step", "fn", "home", "let", "error",
+        "and", "test", "value", "with",
     ];
-    let (mut text, mut state) = (String::with_capacity(PAYLOAD_BYTES + 32), seed.wrapping_mul(2).wrapping_add(1));
+    let (mut text, mut state) =
+        (String::with_capacity(PAYLOAD_BYTES + 32), seed.wrapping_mul(2).wrapping_add(1));
     while text.len() < PAYLOAD_BYTES {
         state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         text.push_str(WORDS[(state >> 60) as usize]);
@@ -128,7 +129,8 @@ async fn sessions_in(db: &Db, count: usize) -> Outcome<(OrgId, Vec<(SessionId, u
 fn append_to(
     db: &Db,
     (org, ids): (OrgId, Vec<(SessionId, u64)>),
-) -> impl Fn(usize, String) -> std::pin::Pin<Box<dyn Future<Output = Outcome<()>> + Send>> + Clone + Send + 'static {
+) -> impl Fn(usize, String) -> std::pin::Pin<Box<dyn Future<Output = Outcome<()>> + Send>> + Clone + Send + 'static
+{
     let (db, ids) = (db.clone(), Arc::new(ids));
     move |task, reason| {
         let (db, (id, epoch)) = (db.clone(), ids[task % ids.len()]);
@@ -154,7 +156,10 @@ impl Times {
             wait.map_or(0.0, |wait| (wait.as_secs_f64() * 1e6).round() / 1e3)
         };
         let rate = self.waits.len() as f64 / self.spent.as_secs_f64();
-        (rate, json!({"per_s": rate.round(), "p50_ms": at(500), "p99_ms": at(990), "count": self.waits.len()}))
+        (
+            rate,
+            json!({"per_s": rate.round(), "p50_ms": at(500), "p99_ms": at(990), "count": self.waits.len()}),
+        )
     }
 }
 

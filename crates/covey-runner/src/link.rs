@@ -121,7 +121,8 @@ pub(crate) async fn run(
     homes.adopt_recorded().await?;
     let (events, mut happened) = mpsc::channel(INCOMING_MAX);
     let mut plan = Plan::default();
-    let mut dialled = Dialled { dial, events, tasks: JoinSet::new(), next: 0, runner, shutdown: shutdown.clone() };
+    let mut dialled =
+        Dialled { dial, events, tasks: JoinSet::new(), next: 0, runner, shutdown: shutdown.clone() };
     loop {
         for target in plan.due(Instant::now()) {
             let link = dialled.start(&target, homes.presence());

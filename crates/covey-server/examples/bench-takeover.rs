@@ -11,15 +11,17 @@ use std::process::Stdio;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use covey_harness::record::Body;
 use covey_server::Server;
 use covey_server::db::journal::UserEvent;
 use covey_server::db::leases::ServerPlace;
 use covey_server::db::sessions::NewSession;
 use covey_server::db::{DatabaseUrl, Db};
 use covey_server::model::{Model, ModelCall, ModelDelta, ModelRequest};
-use covey_harness::record::Body;
 use serde_json::{Value, json};
-use tokio::io::{AsyncBufReadExt as _, AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _, BufReader};
+use tokio::io::{
+    AsyncBufReadExt as _, AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _, BufReader,
+};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::process::{Child, Command};
 use tokio::sync::watch;
@@ -52,7 +54,11 @@ impl Silent {
 }
 
 impl Model for Silent {
-    fn call<'a>(&'a self, request: &'a ModelRequest, _: &'a (dyn Fn(ModelDelta) + Send + Sync)) -> ModelCall<'a> {
+    fn call<'a>(
+        &'a self,
+        request: &'a ModelRequest,
+        _: &'a (dyn Fn(ModelDelta) + Send + Sync),
+    ) -> ModelCall<'a> {
         // Each session's first message names it.
         let said = request.body.get("messages").and_then(|messages| messages.get(0)).map(Value::to_string);
         let mut asked = self.asked.lock().unwrap_or_else(PoisonError::into_inner);

@@ -287,7 +287,10 @@ impl Supervisor {
         self.look_at_all().await;
     }
 
-    async fn ended(&mut self, ended: Result<(Id, Result<Ended, driver::DriveError>), tokio::task::JoinError>) {
+    async fn ended(
+        &mut self,
+        ended: Result<(Id, Result<Ended, driver::DriveError>), tokio::task::JoinError>,
+    ) {
         let (task, result) = match ended {
             Ok((task, result)) => (task, result.map_err(|e| e.to_string())),
             Err(e) => (e.id(), Err(format!("the driver panicked: {e}"))),

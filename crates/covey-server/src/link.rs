@@ -259,7 +259,11 @@ mod tests {
         let foreign = candidate(3, theirs, true, 0);
         assert_eq!(choose(ours, &[free.clone(), foreign.clone(), busy_holder.clone()]), Some(runner(1)));
         let last = Candidate { had_home_last: true, ..candidate(7, ours, false, 9) };
-        assert_eq!(choose(ours, &[free.clone(), busy_holder, last]), Some(runner(7)), "what it has counts most");
+        assert_eq!(
+            choose(ours, &[free.clone(), busy_holder, last]),
+            Some(runner(7)),
+            "what it has counts most"
+        );
         assert_eq!(choose(ours, &[candidate(5, ours, false, 1), free]), Some(runner(2)));
         assert_eq!(choose(ours, &[foreign]), None);
     }

@@ -197,7 +197,9 @@ impl Server {
                 tracing::warn!(%error, "other servers cannot be told that this one ends; they see it when it has");
             }
             if tokio::time::timeout(HAND_OVER_MAX, self.context.hand_over()).await.is_err() {
-                tracing::info!("some calls of models are cut off after {HAND_OVER_MAX:?}; they are made again elsewhere");
+                tracing::info!(
+                    "some calls of models are cut off after {HAND_OVER_MAX:?}; they are made again elsewhere"
+                );
             }
         }
         self.stop.cancel();

@@ -17,6 +17,9 @@ use crate::postgres_server::PostgresServer;
 pub(crate) const LEASE_SECONDS: u64 = 2;
 /// A server that does not answer within this time is asked no further; it may be stopped or cut off.
 const ANSWER_MAX: Duration = Duration::from_secs(4);
+/// How often a server is started before the run has failed.
+const STARTS_MAX: u32 = 20;
+const START_PAUSE: Duration = Duration::from_millis(300);
 
 /// Where the state is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
@@ -79,7 +82,8 @@ impl Fleet {
             database,
         };
         for number in 0..servers {
-            let relay = fleet.database.as_ref().map(|database| Relay::start(database.address())).transpose()?;
+            let relay =
+                fleet.database.as_ref().map(|database| Relay::start(database.address())).transpose()?;
             // The port stays the server's over its restarts: it is what the others know it by.
             let listen = TcpListener::bind("127.0.0.1:0")?.local_addr()?;
             let data_dir = fleet.dir.path().join(format!("server{number}"));
@@ -96,7 +100,12 @@ impl Fleet {
         Ok(fleet)
     }
 
-    fn spawn_server(&self, data_dir: &Path, listen: SocketAddr, relay: Option<&Relay>) -> Result<(Child, String)> {
+    fn spawn_server(
+        &self,
+        data_dir: &Path,
+        listen: SocketAddr,
+        relay: Option<&Relay>,
+    ) -> Result<(Child, String)> {
         let mut command = Command::new(&self.covey);
         command.args(["server", "--json", "--listen", &listen.to_string(), "--data-dir"]).arg(data_dir);
         command.arg("--model-script").arg(&self.script);
@@ -139,7 +148,16 @@ impl Fleet {
 
     pub(crate) fn restart_server(&mut self, number: usize) -> Result<()> {
         let member = &self.members[number];
-        let (process, _) = self.spawn_server(&member.data_dir, member.listen, member.relay.as_ref())?;
+        let mut tries = 0;
+        // As whoever supervises a server does: the database may still be recovering.
+        let process = loop {
+            tries += 1;
+            match self.spawn_server(&member.data_dir, member.listen, member.relay.as_ref()) {
+                Ok((process, _)) => break process,
+                Err(error) if tries >= STARTS_MAX => return Err(error),
+                Err(_) => std::thread::sleep(START_PAUSE),
+            }
+        };
         self.members[number].process = process;
         Ok(())
     }

@@ -146,7 +146,12 @@ pub(crate) fn run(root: &Path, storm: Storm, as_json: bool) -> Result<()> {
         .map(|number| prepare(&mut client, number))
         .collect::<Result<Vec<_>>>()
         .context("preparing the sessions")?;
-    eprintln!("{} sessions on {} servers are ready after {} s", sessions.len(), fleet.servers(), began.elapsed().as_secs());
+    eprintln!(
+        "{} sessions on {} servers are ready after {} s",
+        sessions.len(),
+        fleet.servers(),
+        began.elapsed().as_secs()
+    );
     let (is_over, shared) = (AtomicBool::new(false), Mutex::new(sessions));
     let mut struck = BTreeMap::<&'static str, usize>::new();
     thread::scope(|scope| -> Result<()> {
@@ -230,7 +235,10 @@ fn prepare(client: &mut Client, number: u32) -> Result<Watched> {
     };
     let id = |answer: &Value| answer["id"].as_str().map(str::to_owned).context("no id");
     let tools = json!([{"type": "agent_toolset_20260401"}]);
-    let agent = id(&ask("/v1/agents", &json!({"name": format!("storm-{number}"), "model": "scripted", "tools": tools}))?)?;
+    let agent = id(&ask(
+        "/v1/agents",
+        &json!({"name": format!("storm-{number}"), "model": "scripted", "tools": tools}),
+    )?)?;
     let environment = id(&ask("/v1/environments", &json!({"name": format!("storm-{number}")}))?)?;
     let session = id(&ask("/v1/sessions", &json!({"agent": agent, "environment_id": environment}))?)?;
     let homes = client.all("/v1/covey/homes")?;

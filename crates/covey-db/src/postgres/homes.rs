@@ -9,6 +9,7 @@ use super::connection::{Connection, Parameter, get as cell, number, printed, pri
 use super::transaction::{look, transact};
 use super::{Postgres, journal};
 use crate::homes::{Claim, DELETED_HOMES_MAX, Home, Homes, Unsecured, grant};
+use crate::journal::not_moved;
 use crate::{DbError, Page, Result, now};
 
 #[async_trait]
@@ -34,9 +35,10 @@ impl Homes for Postgres {
         org: OrgId,
         id: HomeId,
         session: SessionId,
+        epoch: Option<u64>,
         runner: RunnerId,
     ) -> Result<Claim> {
-        transact!(self, "claim home", |tx| claim(tx, org, id, session, runner).await)
+        transact!(self, "claim home", |tx| claim(tx, org, id, (session, epoch), runner).await)
     }
 
     async fn release_home(&self, org: OrgId, id: HomeId, session: SessionId) -> Result<()> {
@@ -148,10 +150,18 @@ async fn claim(
     tx: &Connection,
     org: OrgId,
     id: HomeId,
-    session: SessionId,
+    (session, epoch): (SessionId, Option<u64>),
     runner: RunnerId,
 ) -> Result<Claim> {
     let home = get(tx, org, id, Lock::Change).await?;
+    if let Some(epoch) = epoch {
+        // Looked at while the home is locked: who claims the session later claims the home later, too.
+        let sql = "SELECT EXISTS (SELECT FROM session WHERE org = $1 AND id = $2 AND epoch = $3)";
+        let row = tx.row(sql, &[&org.to_string(), &session.to_string(), &(epoch as i64)]).await?;
+        if !row.map_or(Ok(false), |row| cell(&row, 0))? {
+            return Err(not_moved(session, Some(epoch)));
+        }
+    }
     let grant = match grant(&home, session, runner) {
         Ok(grant) => grant,
         Err(holder) => return Ok(Claim::HeldBy(holder)),

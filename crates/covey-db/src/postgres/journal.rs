@@ -103,7 +103,11 @@ impl Journal for Postgres {
         look!(self, "read epochs", |read| {
             let parameters: [Parameter<'_>; 4] =
                 [&org.to_string(), &session.to_string(), &(after_seq as i64), &limit_sql(limit)];
-            read.rows(sql, &parameters).await?.iter().map(|row| Ok((number(row, 0)?, number(row, 1)?))).collect()
+            read.rows(sql, &parameters)
+                .await?
+                .iter()
+                .map(|row| Ok((number(row, 0)?, number(row, 1)?)))
+                .collect()
         })
     }
 

@@ -12,9 +12,7 @@ use super::connection::{Connection, get as cell, printed};
 use super::transaction::transact;
 use super::{Postgres, homes, membership, orgs, sessions, transaction};
 use crate::journal::stored_body;
-use crate::leases::{
-    Instance, InstanceId, Leases, Rest, ServerPlace, Standing, TAKE_OVER_SESSIONS_MAX,
-};
+use crate::leases::{Instance, InstanceId, Leases, Rest, ServerPlace, Standing, TAKE_OVER_SESSIONS_MAX};
 use crate::sessions::Session;
 use crate::{DbError, Result, now};
 
@@ -111,9 +109,7 @@ pub(super) async fn claim(
         return Err(DbError::not_found("session", id));
     };
     match cell::<Option<i64>>(&row, 0)? {
-        Some(owner) if Some(owner) != own => {
-            Err(DbError::Leased { session: id, server: InstanceId(owner) })
-        }
+        Some(owner) if Some(owner) != own => Err(DbError::Leased { session: id, server: InstanceId(owner) }),
         _ => Err(DbError::LeaseEnded),
     }
 }

@@ -139,10 +139,12 @@ fn connections(text: &str) -> Result<usize> {
 }
 
 fn term(text: &str) -> Result<Duration> {
-    text.parse().ok().filter(|seconds| LEASE_SECONDS.contains(seconds)).map(Duration::from_secs).ok_or_else(|| {
-        let (least, most) = (LEASE_SECONDS.start(), LEASE_SECONDS.end());
-        DbError::Invalid(format!("`lease_seconds` of the database URL: expected {least} to {most}"))
-    })
+    text.parse().ok().filter(|seconds| LEASE_SECONDS.contains(seconds)).map(Duration::from_secs).ok_or_else(
+        || {
+            let (least, most) = (LEASE_SECONDS.start(), LEASE_SECONDS.end());
+            DbError::Invalid(format!("`lease_seconds` of the database URL: expected {least} to {most}"))
+        },
+    )
 }
 
 fn unreadable(error: &tokio_postgres::Error) -> DbError {

@@ -35,6 +35,8 @@ const STATEMENT_WAIT: Duration = Duration::from_secs(2);
 const RECONNECT_WAIT: Duration = Duration::from_millis(100);
 /// How long a new server waits for a lock: the last one's connection may end a moment after its process.
 const LOCK_WAIT_MAX: Duration = Duration::from_secs(5);
+/// How long a server that is known waits for its own lock, whose last connection it has just ended.
+const RELOCK_EACH: Duration = Duration::from_millis(500);
 const LOCK_LOOK_EVERY: Duration = Duration::from_millis(50);
 const WISHES_MAX: usize = 16;
 
@@ -59,11 +61,8 @@ enum Wish {
 impl Membership {
     pub(super) fn start(location: Location) -> Self {
         let (wishes, queue) = mpsc::channel(WISHES_MAX);
-        let (standing, servers, left_behind) = (
-            watch::Sender::new(Standing::Outside),
-            watch::Sender::new(Vec::new()),
-            watch::Sender::new(0),
-        );
+        let (standing, servers, left_behind) =
+            (watch::Sender::new(Standing::Outside), watch::Sender::new(Vec::new()), watch::Sender::new(0));
         let (told_standing, told_servers, told_left) =
             (standing.subscribe(), servers.subscribe(), left_behind.subscribe());
         let run = Run {
@@ -78,13 +77,7 @@ impl Membership {
         };
         let mut task = JoinSet::new();
         task.spawn(run.for_ever(queue));
-        Self {
-            wishes,
-            standing: told_standing,
-            servers: told_servers,
-            left_behind: told_left,
-            _task: task,
-        }
+        Self { wishes, standing: told_standing, servers: told_servers, left_behind: told_left, _task: task }
     }
 
     /// Takes the database for this server and keeps it; false when another one has it.
@@ -138,8 +131,9 @@ struct Run {
     place: Option<ServerPlace>,
     /// When the last renewal that came through was sent, by our own clock.
     renewed_at: Instant,
-    /// The database's number of our last connection, which may outlive it on the other side.
-    connection: Option<i32>,
+    /// The database's number of our last connection, which may outlive it on the other side, and when that began: numbers
+    /// are used again.
+    connection: Option<(i32, String)>,
 }
 
 /// A connection with its statements.
@@ -207,51 +201,65 @@ impl Run {
     }
 
     fn note_silence(&self) {
-        if self.renewed_at.elapsed() + TERM_MARGIN > self.term {
+        if self.until_silent().is_zero() {
             self.tell(StandingEvent::TermNearlyOver);
+        }
+    }
+
+    fn until_silent(&self) -> Duration {
+        self.term.saturating_sub(TERM_MARGIN).saturating_sub(self.renewed_at.elapsed())
+    }
+
+    /// How long a statement may take: whoever waits longer does not notice that the term ends.
+    fn patience(&self) -> Duration {
+        let until_silent = self.until_silent();
+        match self.standing.borrow().instance() {
+            Some(_) if !until_silent.is_zero() => until_silent.min(STATEMENT_WAIT),
+            _ => STATEMENT_WAIT,
         }
     }
 
     async fn connect(&mut self) -> Result<Line> {
         // Our own limit: the lease runs meanwhile.
-        let connected = timeout(STATEMENT_WAIT, connect_alone(&self.location)).await;
+        let connected = timeout(self.patience(), connect_alone(&self.location)).await;
         let (client, task) = connected.map_err(|_| broken())??;
-        let (renew, look) = within(async {
+        let (renew, look) = within(self.patience(), async {
             client.batch_execute(&session_settings()).await?;
             Ok((client.prepare(RENEW).await?, client.prepare(LOOK).await?))
         })
         .await?;
-        let relocked_by = Instant::now() + if self.connection.is_some() { RELOCK_WAIT } else { Duration::ZERO };
+        let relocked_by =
+            Instant::now() + if self.connection.is_some() { RELOCK_WAIT } else { Duration::ZERO };
         let line = Line { client, renew, look, relocked_by, _task: task };
         let standing = *self.standing.borrow();
-        if let Some(earlier) = self.connection
+        if let Some((earlier, began)) = &self.connection
             && standing != Standing::Outside
         {
             // Of a connection that only we know to be broken, the database still holds the locks.
-            within(async {
-                line.client.execute("SELECT pg_terminate_backend($1)", &[&earlier]).await.map_err(DbError::from)
-            })
-            .await?;
+            let end = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity
+                       WHERE pid = $1 AND backend_start::text = $2";
+            within(self.patience(), async { Ok(line.client.execute(end, &[earlier, began]).await?) }).await?;
         }
-        let own = "SELECT pg_backend_pid()";
-        let row = within(async { Ok(line.client.query_one(own, &[]).await?) }).await?;
-        self.connection = Some(row.try_get(0)?);
+        let own = "SELECT pid, backend_start::text FROM pg_stat_activity WHERE pid = pg_backend_pid()";
+        let row = within(self.patience(), async { Ok(line.client.query_one(own, &[]).await?) }).await?;
+        self.connection = Some((row.try_get(0)?, row.try_get(1)?));
         match standing {
             Standing::Outside => {}
             Standing::Alone => {
-                if !lock_in_time(&line.client, TRY_ALONE).await? {
+                if !lock(&line.client, TRY_ALONE, LOCK_WAIT_MAX).await? {
                     // The epochs fence; what is lost is only that a second server is refused.
                     tracing::error!("while the connection was lost, another server has taken this database");
                 }
             }
             Standing::Over(_) => self.enter(&line).await.map(drop)?,
             Standing::Member(id) | Standing::Silent(id) | Standing::Draining(id) => {
-                let shared = lock_in_time(&line.client, TRY_SHARED).await?;
-                if !shared || !lock_instance(&line.client, id).await? {
-                    tracing::error!("while the connection was lost, another server has taken this database");
-                    self.tell(StandingEvent::RowGone);
-                }
+                let mut is_locked = lock(&line.client, TRY_SHARED, RELOCK_EACH).await?;
+                is_locked = is_locked && lock_instance(&line.client, id, RELOCK_EACH).await?;
+                // Also without the lock: the term is what others go by then.
                 self.renew(&line).await?;
+                if !is_locked && self.standing.borrow().instance() == Some(id) {
+                    return Err(DbError::Busy { name: "lease lock", seconds: RELOCK_EACH.as_secs() });
+                }
             }
         }
         Ok(line)
@@ -282,7 +290,7 @@ impl Run {
                 let standing = *self.standing.borrow();
                 let held = match standing {
                     Standing::Alone => Ok(true),
-                    Standing::Outside => lock_in_time(&line.client, TRY_ALONE).await,
+                    Standing::Outside => lock(&line.client, TRY_ALONE, LOCK_WAIT_MAX).await,
                     _ => Ok(false),
                 };
                 if let Ok(true) = held {
@@ -311,7 +319,9 @@ impl Run {
                 let drained = match id {
                     Some(id) => {
                         let sql = "UPDATE instance SET draining = TRUE WHERE id = $1";
-                        within(async { Ok(line.client.execute(sql, &[&id.0]).await?) }).await.map(drop)
+                        within(self.patience(), async { Ok(line.client.execute(sql, &[&id.0]).await?) })
+                            .await
+                            .map(drop)
                     }
                     None => Ok(()),
                 };
@@ -323,7 +333,7 @@ impl Run {
                 let left = match id {
                     Some(id) => {
                         let sql = "DELETE FROM instance WHERE id = $1";
-                        within(async {
+                        within(self.patience(), async {
                             line.client.execute(sql, &[&id.0]).await?;
                             Ok(line.client.execute("SELECT pg_advisory_unlock_all()", &[]).await?)
                         })
@@ -342,16 +352,16 @@ impl Run {
     /// Makes a new instance of this server; false when another one has the database for itself.
     async fn enter(&mut self, line: &Line) -> Result<bool> {
         let Some(place) = self.place.clone() else { return Ok(false) };
-        if !lock_in_time(&line.client, TRY_SHARED).await? {
+        if !lock(&line.client, TRY_SHARED, LOCK_WAIT_MAX).await? {
             return Ok(false);
         }
         // The lock before the row: a row without one is taken for a dead server's.
         let id = fresh_id()?;
-        if !lock_instance(&line.client, id).await? {
+        if !lock_instance(&line.client, id, LOCK_WAIT_MAX).await? {
             return Ok(false);
         }
         let sent = Instant::now();
-        within(async {
+        within(self.patience(), async {
             let term = self.term.as_secs_f64();
             Ok(line.client.execute(ENTER, &[&id.0, &place.address, &place.version, &term]).await?)
         })
@@ -371,7 +381,8 @@ impl Run {
         let sent = Instant::now();
         let term = self.term.as_secs_f64();
         let renewed =
-            within(async { Ok(line.client.execute(&line.renew, &[&id.0, &term]).await?) }).await?;
+            within(self.patience(), async { Ok(line.client.execute(&line.renew, &[&id.0, &term]).await?) })
+                .await?;
         if renewed == 0 {
             self.tell(StandingEvent::RowGone);
             return self.enter(line).await.map(drop);
@@ -385,8 +396,10 @@ impl Run {
         self.note_silence();
         let Some(own) = self.standing.borrow().instance() else { return Ok(()) };
         let locks_count = Instant::now() >= line.relocked_by;
-        let rows =
-            within(async { Ok(line.client.query(&line.look, &[&own.0, &locks_count]).await?) }).await?;
+        let rows = within(self.patience(), async {
+            Ok(line.client.query(&line.look, &[&own.0, &locks_count]).await?)
+        })
+        .await?;
         let mut living = Vec::new();
         let mut is_gone = false;
         for row in rows {
@@ -424,19 +437,25 @@ const TRY_ALONE: &str = "SELECT pg_try_advisory_lock($1, $2)";
 const TRY_SHARED: &str = "SELECT pg_try_advisory_lock_shared($1, $2)";
 
 /// The lock of all servers; one that has it gets it again.
-async fn lock_in_time(client: &Client, sql: &str) -> Result<bool> {
-    until_locked(|| async { Ok(client.query_one(sql, &[&LOCK_CLASS, &LOCK_SERVER]).await?.try_get(0)?) }).await
+async fn lock(client: &Client, sql: &str, wait: Duration) -> Result<bool> {
+    until_locked(wait, || async {
+        Ok(client.query_one(sql, &[&LOCK_CLASS, &LOCK_SERVER]).await?.try_get(0)?)
+    })
+    .await
 }
 
-async fn lock_instance(client: &Client, id: InstanceId) -> Result<bool> {
+async fn lock_instance(client: &Client, id: InstanceId, wait: Duration) -> Result<bool> {
     let sql = "SELECT pg_try_advisory_lock($1::bigint)";
-    until_locked(|| async { Ok(client.query_one(sql, &[&id.0]).await?.try_get(0)?) }).await
+    until_locked(wait, || async { Ok(client.query_one(sql, &[&id.0]).await?.try_get(0)?) }).await
 }
 
-async fn until_locked<F: Future<Output = Result<bool>>>(attempt: impl Fn() -> F) -> Result<bool> {
-    let until = Instant::now() + LOCK_WAIT_MAX;
+async fn until_locked<F: Future<Output = Result<bool>>>(
+    wait: Duration,
+    attempt: impl Fn() -> F,
+) -> Result<bool> {
+    let until = Instant::now() + wait;
     loop {
-        if within(attempt()).await? {
+        if within(STATEMENT_WAIT, attempt()).await? {
             return Ok(true);
         }
         if Instant::now() > until {
@@ -446,8 +465,8 @@ async fn until_locked<F: Future<Output = Result<bool>>>(attempt: impl Fn() -> F)
     }
 }
 
-async fn within<T>(statement: impl Future<Output = Result<T>>) -> Result<T> {
-    timeout(STATEMENT_WAIT, statement).await.map_err(|_| broken())?
+async fn within<T>(patience: Duration, statement: impl Future<Output = Result<T>>) -> Result<T> {
+    timeout(patience, statement).await.map_err(|_| broken())?
 }
 
 fn broken() -> DbError {

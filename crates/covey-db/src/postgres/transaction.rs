@@ -299,7 +299,10 @@ impl Postgres {
                 match self.outcome(&mark, name).await {
                     Ok(None) => {}
                     Ok(Some(moment)) => {
-                        tracing::info!(transaction = name, "the connection was lost during a statement; it is stored");
+                        tracing::info!(
+                            transaction = name,
+                            "the connection was lost during a statement; it is stored"
+                        );
                         self.give_back(Some(mark));
                         return Ok(moment);
                     }

@@ -5,8 +5,9 @@ use covey_harness::record::Body;
 use covey_types::{Fault, FencingToken, Generation, HomeId, OrgId, RunnerId, SessionId, StepId, Timestamp};
 use rusqlite::{OptionalExtension, Row};
 
-use super::{DbError, Page, Read, Result, Sqlite, Tx, journal, parsed};
+use super::{DbError, Page, Read, Result, Sqlite, Tx, journal, parsed, sessions};
 use crate::homes::{Claim, DELETED_HOMES_MAX, Home, Homes, Unsecured, grant};
+use crate::journal::not_moved;
 
 #[async_trait]
 impl Homes for Sqlite {
@@ -24,9 +25,18 @@ impl Homes for Sqlite {
         org: OrgId,
         id: HomeId,
         session: SessionId,
+        epoch: Option<u64>,
         runner: RunnerId,
     ) -> Result<Claim> {
-        self.write("claim home", move |tx| claim(tx, org, id, session, runner)).await
+        self.write("claim home", move |tx| {
+            if let Some(epoch) = epoch
+                && !sessions::is_current(tx, org, session, epoch)?
+            {
+                return Err(not_moved(session, Some(epoch)));
+            }
+            claim(tx, org, id, session, runner)
+        })
+        .await
     }
 
     async fn release_home(&self, org: OrgId, id: HomeId, session: SessionId) -> Result<()> {

@@ -30,7 +30,7 @@ pub(crate) fn runner(number: u128) -> RunnerId {
 
 impl World {
     pub(crate) async fn claim_home(&self, session: SessionId, by: u128) -> Claim {
-        self.db.claim_home(self.org, self.session.home, session, runner(by)).await.unwrap()
+        self.db.claim_home(self.org, self.session.home, session, None, runner(by)).await.unwrap()
     }
 
     pub(crate) async fn token(&self, by: u128) -> FencingToken {
@@ -130,8 +130,8 @@ pub(crate) async fn of_two_sessions_that_claim_one_home_at_once_one_gets_it(f: &
     let rival = new_session(&f.db, f.org).await.unwrap().id;
     for _ in 0..20 {
         let (one, two) = tokio::join!(
-            f.db.claim_home(f.org, f.session.home, f.session.id, runner(1)),
-            f.other.claim_home(f.org, f.session.home, rival, runner(1)),
+            f.db.claim_home(f.org, f.session.home, f.session.id, None, runner(1)),
+            f.other.claim_home(f.org, f.session.home, rival, None, runner(1)),
         );
         let winner = match (one.unwrap(), two.unwrap()) {
             (Claim::Granted(_), Claim::HeldBy(holder)) if holder == f.session.id => f.session.id,

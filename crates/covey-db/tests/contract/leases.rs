@@ -17,14 +17,17 @@ pub(crate) async fn a_session_and_its_home_are_given_back_by_the_current_driver_
     let (org, id, home) = (f.org, f.session.id, f.session.home);
     let old = f.claim().await;
     let new = f.other.claim_session(org, id).await.unwrap().epoch;
-    assert!(matches!(f.other.claim_home(org, home, id, runner(1)).await.unwrap(), Claim::Granted(_)));
+    assert!(matches!(f.other.claim_home(org, home, id, None, runner(1)).await.unwrap(), Claim::Granted(_)));
     let rival = new_session(&f.db, org).await.unwrap().id;
     f.db.release_session(org, id, old, Rest::Idle).await.unwrap();
-    let held = f.db.claim_home(org, home, rival, runner(1)).await.unwrap();
+    let held = f.db.claim_home(org, home, rival, None, runner(1)).await.unwrap();
     assert_eq!(held, Claim::HeldBy(id), "an overtaken driver gives nothing back");
+    let refused = f.db.claim_home(org, home, id, Some(old), runner(1)).await.unwrap_err();
+    assert!(matches!(refused, DbError::Fenced { .. }), "nor does it take the home: {refused}");
+    assert!(matches!(f.db.claim_home(org, home, id, Some(new), runner(1)).await.unwrap(), Claim::Granted(_)));
     f.other.append(org, id, new, vec![Body::StatusRunning {}]).await.unwrap();
     f.other.release_session(org, id, new, Rest::Idle).await.unwrap();
-    assert!(matches!(f.db.claim_home(org, home, rival, runner(1)).await.unwrap(), Claim::Granted(_)));
+    assert!(matches!(f.db.claim_home(org, home, rival, None, runner(1)).await.unwrap(), Claim::Granted(_)));
     f.other.release_session(org, super::no_such_session(), 1, Rest::HandedOver).await.unwrap();
 }
 

@@ -192,7 +192,7 @@ async fn a_transaction_whose_caller_went_away_holds_nothing() {
     tx.execute("UPDATE session SET title = 'held' WHERE id = $1", &[&session]).await.unwrap();
     let home = world.session.home;
     // It holds the home's row and waits for the session's.
-    let claim = world.db.claim_home(world.org, home, world.session.id, runner(1));
+    let claim = world.db.claim_home(world.org, home, world.session.id, None, runner(1));
     assert!(tokio::time::timeout(Duration::from_millis(500), claim).await.is_err());
     // While the session is still held, the home is free again, and the handle works.
     let released = tokio::time::timeout(Duration::from_secs(20), async {

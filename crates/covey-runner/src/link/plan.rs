@@ -126,7 +126,11 @@ mod tests {
         assert_eq!((plan.due(now), plan.next_due()), (vec![], Some(now + first)));
         assert_eq!(plan.due(now + first), [Target::Any]);
         plan.dialling(LinkId(2), Target::Any);
-        assert_eq!(plan.down(LinkId(2), now), first * 2, "a server that is away is dialled less and less often");
+        assert_eq!(
+            plan.down(LinkId(2), now),
+            first * 2,
+            "a server that is away is dialled less and less often"
+        );
         plan.dialling(LinkId(3), Target::Any);
         plan.up(LinkId(3));
         assert_eq!((plan.due(now), plan.next_due()), (vec![], None));
@@ -145,7 +149,11 @@ mod tests {
         plan.told(LinkId(2), "b".to_owned(), names(&["a", "b", "c"]));
         assert_eq!(plan.due(now), []);
         plan.down(LinkId(1), now);
-        assert_eq!(plan.due(now + REDIAL_PAUSE_MAX), [at("a")], "dialled by its name, while others are there");
+        assert_eq!(
+            plan.due(now + REDIAL_PAUSE_MAX),
+            [at("a")],
+            "dialled by its name, while others are there"
+        );
         plan.told(LinkId(2), "b".to_owned(), names(&["b", "c"]));
         assert_eq!(plan.due(now + REDIAL_PAUSE_MAX), [], "it is not among them any more");
     }

@@ -354,7 +354,8 @@ impl Driver<'_> {
 
     /// True when something was noted in the journal.
     async fn wake(&mut self) -> Result<bool, DriveError> {
-        let woken = wake::ask(self.context, self.org, self.id, self.home, &mut self.held).await?;
+        let woken =
+            wake::ask(self.context, self.org, (self.id, self.epoch), self.home, &mut self.held).await?;
         match woken {
             Woken::Asked => {
                 self.noted = None;

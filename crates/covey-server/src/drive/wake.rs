@@ -40,7 +40,7 @@ pub(super) enum Woken {
 pub(super) async fn ask(
     context: &Context,
     org: OrgId,
-    session: SessionId,
+    (session, epoch): (SessionId, u64),
     home: HomeId,
     held: &mut Option<Held>,
 ) -> db::Result<Woken> {
@@ -54,7 +54,7 @@ pub(super) async fn ask(
     let Some(outbox) = context.links.place(org, home, last) else { return Ok(waiting()) };
     let runner = outbox.runner();
     if held.as_ref().is_none_or(|held| held.runner != runner) {
-        let claimed = context.db.claim_home(org, home, session, runner).await?;
+        let claimed = context.db.claim_home(org, home, session, Some(epoch), runner).await?;
         let token = match claimed {
             homes::Claim::HeldBy(other) => {
                 let reason = format!("session {other} acts on the home; this one waits its turn");
@@ -91,7 +91,9 @@ pub(super) async fn ask(
 /// The runner that has the home may be at other servers and about to dial this one, which has just started. What it has in
 /// no snapshot yet is worth a moment; a runner that only others reach is not worth more.
 async fn wait_for_link(context: &Context, org: OrgId, last: Option<RunnerId>) -> db::Result<()> {
-    let Some(last) = last.filter(|_| context.db.standing().borrow().instance().is_some()) else { return Ok(()) };
+    let Some(last) = last.filter(|_| context.db.standing().borrow().instance().is_some()) else {
+        return Ok(());
+    };
     let mut changed = context.links.watch();
     if context.links.is_connected(last) {
         return Ok(());
@@ -100,9 +102,7 @@ async fn wait_for_link(context: &Context, org: OrgId, last: Option<RunnerId>) ->
     if !runners.iter().any(|runner| runner.id == last && runner.connected) {
         return Ok(());
     }
-    let dialled = async {
-        while !context.links.is_connected(last) && changed.changed().await.is_ok() {}
-    };
+    let dialled = async { while !context.links.is_connected(last) && changed.changed().await.is_ok() {} };
     if tokio::time::timeout(DIAL_WAIT_MAX, dialled).await.is_err() {
         tracing::warn!(runner = %last, "the runner that has the home is at other servers only");
     }

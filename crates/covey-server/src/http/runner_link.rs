@@ -16,23 +16,32 @@ use super::error::{ApiError, Result};
 use super::extract::Caller;
 use crate::link::{self, Trust};
 
-pub(super) async fn take_in(State(api): State<Api>, caller: Caller, mut request: Request) -> Result<Response> {
+pub(super) async fn take_in(
+    State(api): State<Api>,
+    caller: Caller,
+    mut request: Request,
+) -> Result<Response> {
     let asked = request.headers().get(header::UPGRADE).and_then(|value| value.to_str().ok());
     if !asked.is_some_and(|asked| asked.eq_ignore_ascii_case(RUNNER_LINK_PROTOCOL)) {
-        let text = format!("this is where runners dial in: the request must ask to upgrade to {RUNNER_LINK_PROTOCOL}");
+        let text = format!(
+            "this is where runners dial in: the request must ask to upgrade to {RUNNER_LINK_PROTOCOL}"
+        );
         return Err(ApiError::invalid(text));
     }
     let Some(links) = api.inner.links.clone() else {
         return Err(ApiError::invalid("no runner can dial in here"));
     };
     let Some(upgraded) = request.extensions_mut().remove::<OnUpgrade>() else {
-        return Err(ApiError::invalid("the connection cannot be upgraded; a proxy between may not let it pass"));
+        return Err(ApiError::invalid(
+            "the connection cannot be upgraded; a proxy between may not let it pass",
+        ));
     };
     let stop = api.inner.stop.clone();
     api.inner.tasks.spawn(async move {
         match upgraded.await {
             Ok(stream) => {
-                let end = link::serve(TokioIo::new(stream), &links, Trust::InProcess(caller.org), &stop).await;
+                let end =
+                    link::serve(TokioIo::new(stream), &links, Trust::InProcess(caller.org), &stop).await;
                 tracing::debug!(reason = %end, "link served");
             }
             Err(error) => tracing::debug!(%error, "a runner went before its link stood"),
