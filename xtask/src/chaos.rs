@@ -14,7 +14,7 @@ mod session;
 mod storm;
 
 use std::collections::BTreeMap;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
@@ -46,6 +46,9 @@ pub(crate) struct ChaosArgs {
     /// Seed of the moments and victims.
     #[arg(long, default_value_t = 1)]
     pub(crate) seed: u64,
+    /// The program to try, instead of building the release binary; with many sessions only.
+    #[arg(long)]
+    pub(crate) covey: Option<PathBuf>,
     /// Print one JSON object as the last line.
     #[arg(long)]
     pub(crate) json: bool,
@@ -105,7 +108,7 @@ impl Dice {
 
 pub(crate) fn run(root: &Path, args: &ChaosArgs) -> Result<()> {
     if let Some(storm) = args.storm()? {
-        return storm::run(root, storm, args.json);
+        return storm::run(root, &storm, args.covey.as_deref(), args.json);
     }
     let began = Instant::now();
     let mut cluster = Cluster::start(root)?;

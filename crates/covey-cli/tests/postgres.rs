@@ -112,13 +112,18 @@ mod tests {
         let store = format!("file://{}", data.join("store").display());
         let script = place.join("script.json");
         let server = |dir: &Path| {
-            let mut command = covey(dir, url, &["server", "--listen", "127.0.0.1:0", "--json", "--shared-store"]);
+            let mut command =
+                covey(dir, url, &["server", "--listen", "127.0.0.1:0", "--json", "--shared-store"]);
             command.env("COVEY_BLOB_STORE", &store).arg("--model-script").arg(&script);
             let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
             let mut line = String::new();
             BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
             let ready: Value = serde_json::from_str(&line).expect("it did not start; its log says why");
-            (Up { child }, ready["url"].as_str().unwrap().to_owned(), ready["token"].as_str().unwrap().to_owned())
+            (
+                Up { child },
+                ready["url"].as_str().unwrap().to_owned(),
+                ready["token"].as_str().unwrap().to_owned(),
+            )
         };
         let (one, first_url, token) = server(data);
         let (two, ..) = server(other);

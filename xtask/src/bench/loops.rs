@@ -63,7 +63,7 @@ pub(crate) fn run(root: &Path, args: &LoopArgs) -> Result<()> {
 /// Gives each session a turn without a call, waits until all rest, and reads the server's memory before and after.
 fn idle(root: &Path, count: u32) -> Result<Value> {
     let script = json!({"scripts": [{"when": "", "turns": [{"text": "Done."}]}]});
-    let fleet = Fleet::start(root, Backend::Sqlite, 1, &script, false)?;
+    let fleet = Fleet::start(root, None, Backend::Sqlite, 1, &script, false)?;
     let mut client = fleet.client();
     let id = |answer: &Value| answer["id"].as_str().map(str::to_owned).context("no id");
     let agent = id(&client.post("/v1/agents", &json!({"name": "idle", "model": "scripted"}), None)?)?;

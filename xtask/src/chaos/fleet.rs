@@ -53,15 +53,20 @@ pub(crate) struct Fleet {
 }
 
 impl Fleet {
-    /// Starts servers and, unless none is wanted, a runner. `script`: what the model says.
+    /// Starts servers and, unless none is wanted, a runner. `covey`: the program, none for the release binary, which is
+    /// built. `script`: what the model says.
     pub(crate) fn start(
         root: &Path,
+        covey: Option<&Path>,
         backend: Backend,
         servers: u32,
         script: &Value,
         with_runner: bool,
     ) -> Result<Self> {
-        let covey = built(root)?;
+        let covey = match covey {
+            Some(covey) => covey.canonicalize().with_context(|| format!("{}", covey.display()))?,
+            None => built(root)?,
+        };
         let dir = tempfile::Builder::new().prefix("covey-chaos-").tempdir()?;
         let script_file = dir.path().join("script.json");
         std::fs::write(&script_file, script.to_string())?;

@@ -138,9 +138,9 @@ impl Watched {
     }
 }
 
-pub(crate) fn run(root: &Path, storm: Storm, as_json: bool) -> Result<()> {
+pub(crate) fn run(root: &Path, storm: &Storm, covey: Option<&Path>, as_json: bool) -> Result<()> {
     let began = Instant::now();
-    let mut fleet = Fleet::start(root, storm.backend, storm.servers, &script(), true)?;
+    let mut fleet = Fleet::start(root, covey, storm.backend, storm.servers, &script(), true)?;
     let mut client = fleet.client();
     let sessions = (0..storm.sessions)
         .map(|number| prepare(&mut client, number))

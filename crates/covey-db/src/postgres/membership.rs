@@ -74,6 +74,7 @@ impl Membership {
             place: None,
             renewed_at: Instant::now(),
             connection: None,
+            is_down: false,
         };
         let mut task = JoinSet::new();
         task.spawn(run.for_ever(queue));
@@ -134,6 +135,8 @@ struct Run {
     /// The database's number of our last connection, which may outlive it on the other side, and when that began: numbers
     /// are used again.
     connection: Option<(i32, String)>,
+    /// No connection was had at the last try.
+    is_down: bool,
 }
 
 /// A connection with its statements.
@@ -166,7 +169,10 @@ impl Run {
             let line = match self.connect().await {
                 Ok(line) => line,
                 Err(error) => {
-                    tracing::warn!(%error, "no connection that says that this server lives; trying again");
+                    // Once, and not for each of the many tries.
+                    if !std::mem::replace(&mut self.is_down, true) {
+                        tracing::warn!(%error, "no connection that says that this server lives; trying again");
+                    }
                     self.note_silence();
                     tokio::select! {
                         () = sleep(RECONNECT_WAIT) => {}
@@ -178,6 +184,7 @@ impl Run {
                     continue;
                 }
             };
+            self.is_down = false;
             match self.serve(line, &mut wishes).await {
                 Ok(()) => return,
                 Err(error) => {

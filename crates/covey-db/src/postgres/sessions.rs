@@ -125,18 +125,30 @@ impl Sessions for Postgres {
     }
 
     async fn sessions_needing_driver(&self, only: Option<SessionId>) -> Result<Vec<(OrgId, SessionId)>> {
-        let sql = "SELECT org, id FROM session
-                   WHERE ($1::text IS NULL OR id = $1) AND status <> 'terminated'
-                     AND (owner IS NULL OR owner = $3
-                          OR NOT EXISTS (SELECT FROM instance WHERE instance.id = session.owner))
-                     AND (status IN ('running', 'rescheduling')
-                          OR (waits_since < $2 AND archived_at IS NULL)
-                          OR EXISTS (SELECT FROM journal WHERE journal.session = session.id AND processed_at IS NULL
-                                                           AND (waits_since IS NULL OR kind <> 'user.message')))
-                   ORDER BY id";
+        // Of all sessions only those are looked at that an index names: most of them rest.
+        let among = match only {
+            Some(_) => "id = $1",
+            None => {
+                "$1::text IS NULL AND id IN (
+                     SELECT id FROM session WHERE status IN ('running', 'rescheduling')
+                     UNION SELECT id FROM session WHERE waits_since < $2
+                     UNION SELECT session FROM journal WHERE processed_at IS NULL)"
+            }
+        };
+        let sql = format!(
+            "SELECT org, id FROM session
+             WHERE {among} AND status <> 'terminated'
+               AND (owner IS NULL OR owner = $3
+                    OR NOT EXISTS (SELECT FROM instance WHERE instance.id = session.owner))
+               AND (status IN ('running', 'rescheduling')
+                    OR (waits_since < $2 AND archived_at IS NULL)
+                    OR EXISTS (SELECT FROM journal WHERE journal.session = session.id AND processed_at IS NULL
+                                                     AND (waits_since IS NULL OR kind <> 'user.message')))
+             ORDER BY id"
+        );
         look!(self, "sessions needing a driver", |read| {
             let own = self.membership.now().instance().map(|id| id.0);
-            let rows = read.rows(sql, &[&only.map(|id| id.to_string()), &waited_too_long(), &own]).await?;
+            let rows = read.rows(&sql, &[&only.map(|id| id.to_string()), &waited_too_long(), &own]).await?;
             rows.iter().map(|row| Ok((printed("org", row, 0)?, printed("session", row, 1)?))).collect()
         })
     }

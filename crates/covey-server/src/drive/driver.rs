@@ -198,8 +198,8 @@ async fn refuse(
 impl Driver<'_> {
     async fn run(&mut self, was_taken: bool, stop: &CancellationToken) -> Result<Rest, DriveError> {
         let draining = self.context.draining.clone();
-        self.catch_up().await?;
         if !was_taken {
+            self.catch_up().await?;
             self.append(vec![Body::DriverClaimed { epoch: self.epoch }]).await?;
         }
         loop {

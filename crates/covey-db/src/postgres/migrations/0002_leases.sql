@@ -13,3 +13,6 @@ CREATE INDEX runner_link_instance ON runner_link(instance);
 
 -- What the transaction of a mark answered, so that an append in one statement can be answered after its answer was lost.
 ALTER TABLE commit_mark ADD COLUMN head BIGINT;
+
+-- Sessions that wait for a client are few among those that rest.
+CREATE INDEX session_waits ON session(waits_since) WHERE waits_since IS NOT NULL;
