@@ -9,16 +9,17 @@
 //! epochs. When all connections break at once, as in a restart of the database, everybody needs a moment to take his lock
 //! again; in that moment only terms count. What does not belong here: sessions.
 
-use std::future::Future;
+mod line;
+
 use std::time::Duration;
 
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinSet;
-use tokio::time::{Instant, MissedTickBehavior, interval, sleep, timeout};
-use tokio_postgres::{Client, Statement};
+use tokio::time::{Instant, MissedTickBehavior, interval, sleep};
 
-use super::schema::{LOCK_CLASS, LOCK_SERVER, connect_alone};
-use super::{Location, session_settings};
+use self::line::{Line, Lock};
+use super::Location;
+use super::connection::Connection;
 use crate::leases::{Instance, InstanceId, ServerPlace, Standing, StandingEvent};
 use crate::{DbError, Result};
 
@@ -37,7 +38,6 @@ const RECONNECT_WAIT: Duration = Duration::from_millis(100);
 const LOCK_WAIT_MAX: Duration = Duration::from_secs(5);
 /// How long a server that is known waits for its own lock, whose last connection it has just ended.
 const RELOCK_EACH: Duration = Duration::from_millis(500);
-const LOCK_LOOK_EVERY: Duration = Duration::from_millis(50);
 const WISHES_MAX: usize = 16;
 
 /// The task with the connection; ended when dropped.
@@ -74,6 +74,7 @@ impl Membership {
             place: None,
             renewed_at: Instant::now(),
             connection: None,
+            is_draining: false,
             is_down: false,
         };
         let mut task = JoinSet::new();
@@ -135,33 +136,11 @@ struct Run {
     /// The database's number of our last connection, which may outlive it on the other side, and when that began: numbers
     /// are used again.
     connection: Option<(i32, String)>,
+    /// This server ends: it enters no more.
+    is_draining: bool,
     /// No connection was had at the last try.
     is_down: bool,
 }
-
-/// A connection with its statements.
-struct Line {
-    client: Client,
-    renew: Statement,
-    look: Statement,
-    /// Until then only terms count.
-    relocked_by: Instant,
-    _task: JoinSet<()>,
-}
-
-const RENEW: &str =
-    "UPDATE instance SET expires_at = clock_timestamp() + $2::float8 * interval '1 second' WHERE id = $1";
-
-/// One statement looks at all and takes away what is over. A lock that can be had is nobody's; it is given back with the
-/// statement. Of two servers that look at once, one has it.
-const LOOK: &str = "WITH gone AS (
-         DELETE FROM instance
-         WHERE id <> $1 AND (expires_at < clock_timestamp() OR CASE WHEN $2 THEN pg_try_advisory_xact_lock(id) END)
-         RETURNING id)
-     SELECT id, coalesce(address, ''), version, draining, id IN (SELECT id FROM gone) FROM instance ORDER BY id";
-
-const ENTER: &str = "INSERT INTO instance (id, address, version, expires_at)
-     VALUES ($1, $2, $3, clock_timestamp() + $4::float8 * interval '1 second')";
 
 impl Run {
     async fn for_ever(mut self, mut wishes: mpsc::Receiver<Wish>) {
@@ -227,41 +206,28 @@ impl Run {
     }
 
     async fn connect(&mut self) -> Result<Line> {
-        // Our own limit: the lease runs meanwhile.
-        let connected = timeout(self.patience(), connect_alone(&self.location)).await;
-        let (client, task) = connected.map_err(|_| broken())??;
-        let (renew, look) = within(self.patience(), async {
-            client.batch_execute(&session_settings()).await?;
-            Ok((client.prepare(RENEW).await?, client.prepare(LOOK).await?))
-        })
-        .await?;
-        let relocked_by =
-            Instant::now() + if self.connection.is_some() { RELOCK_WAIT } else { Duration::ZERO };
-        let line = Line { client, renew, look, relocked_by, _task: task };
+        let mut line = Line::open(&self.location, self.patience()).await?;
         let standing = *self.standing.borrow();
-        if let Some((earlier, began)) = &self.connection
-            && standing != Standing::Outside
-        {
-            // Of a connection that only we know to be broken, the database still holds the locks.
-            let end = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity
-                       WHERE pid = $1 AND backend_start::text = $2";
-            within(self.patience(), async { Ok(line.client.execute(end, &[earlier, began]).await?) }).await?;
+        if let Some(earlier) = &self.connection {
+            // Its owner may be making a new one as well: a free lock proves nothing for a while.
+            line.relocked_by = Instant::now() + RELOCK_WAIT;
+            if standing != Standing::Outside {
+                line.end(earlier, self.patience()).await?;
+            }
         }
-        let own = "SELECT pid, backend_start::text FROM pg_stat_activity WHERE pid = pg_backend_pid()";
-        let row = within(self.patience(), async { Ok(line.client.query_one(own, &[]).await?) }).await?;
-        self.connection = Some((row.try_get(0)?, row.try_get(1)?));
+        self.connection = Some(line.name(self.patience()).await?);
         match standing {
             Standing::Outside => {}
             Standing::Alone => {
-                if !lock(&line.client, TRY_ALONE, LOCK_WAIT_MAX).await? {
+                if !line.lock(Lock::Alone, LOCK_WAIT_MAX).await? {
                     // The epochs fence; what is lost is only that a second server is refused.
                     tracing::error!("while the connection was lost, another server has taken this database");
                 }
             }
             Standing::Over(_) => self.enter(&line).await.map(drop)?,
             Standing::Member(id) | Standing::Silent(id) | Standing::Draining(id) => {
-                let mut is_locked = lock(&line.client, TRY_SHARED, RELOCK_EACH).await?;
-                is_locked = is_locked && lock_instance(&line.client, id, RELOCK_EACH).await?;
+                let mut is_locked = line.lock(Lock::Shared, RELOCK_EACH).await?;
+                is_locked = is_locked && line.lock(Lock::Instance(id), RELOCK_EACH).await?;
                 // Also without the lock: the term is what others go by then.
                 self.renew(&line).await?;
                 if !is_locked && self.standing.borrow().instance() == Some(id) {
@@ -273,7 +239,7 @@ impl Run {
     }
 
     /// Until the connection is lost (an error) or nobody has a handle any more.
-    async fn serve(&mut self, mut line: Line, wishes: &mut mpsc::Receiver<Wish>) -> Result<()> {
+    async fn serve(&mut self, line: Line, wishes: &mut mpsc::Receiver<Wish>) -> Result<()> {
         let (mut renewals, mut looks) = (interval(RENEW_EVERY), interval(LOOK_EVERY));
         renewals.set_missed_tick_behavior(MissedTickBehavior::Delay);
         looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -285,7 +251,7 @@ impl Run {
                     Some(wish) => self.grant(&line, wish).await?,
                 },
                 _ = renewals.tick(), if self.place.is_some() => self.renew(&line).await?,
-                _ = looks.tick(), if self.place.is_some() => self.look(&mut line).await?,
+                _ = looks.tick(), if self.place.is_some() => self.look(&line).await?,
             }
         }
     }
@@ -297,7 +263,7 @@ impl Run {
                 let standing = *self.standing.borrow();
                 let held = match standing {
                     Standing::Alone => Ok(true),
-                    Standing::Outside => lock(&line.client, TRY_ALONE, LOCK_WAIT_MAX).await,
+                    Standing::Outside => line.lock(Lock::Alone, LOCK_WAIT_MAX).await,
                     _ => Ok(false),
                 };
                 if let Ok(true) = held {
@@ -321,15 +287,11 @@ impl Run {
                 answered(answer, joined);
             }
             Wish::Drain(answer) => {
+                self.is_draining = true;
                 self.tell(StandingEvent::DrainAsked);
                 let id = self.standing.borrow().instance();
                 let drained = match id {
-                    Some(id) => {
-                        let sql = "UPDATE instance SET draining = TRUE WHERE id = $1";
-                        within(self.patience(), async { Ok(line.client.execute(sql, &[&id.0]).await?) })
-                            .await
-                            .map(drop)
-                    }
+                    Some(id) => line.drain(id, self.patience()).await,
                     None => Ok(()),
                 };
                 answered(answer, drained);
@@ -338,15 +300,7 @@ impl Run {
                 self.place = None;
                 let id = self.standing.borrow().instance();
                 let left = match id {
-                    Some(id) => {
-                        let sql = "DELETE FROM instance WHERE id = $1";
-                        within(self.patience(), async {
-                            line.client.execute(sql, &[&id.0]).await?;
-                            Ok(line.client.execute("SELECT pg_advisory_unlock_all()", &[]).await?)
-                        })
-                        .await
-                        .map(drop)
-                    }
+                    Some(id) => line.leave(id, self.patience()).await,
                     None => Ok(()),
                 };
                 self.tell(StandingEvent::Left);
@@ -356,23 +310,19 @@ impl Run {
         Ok(())
     }
 
-    /// Makes a new instance of this server; false when another one has the database for itself.
+    /// Makes a new instance of this server; false when another one has the database for itself, or this one ends.
     async fn enter(&mut self, line: &Line) -> Result<bool> {
-        let Some(place) = self.place.clone() else { return Ok(false) };
-        if !lock(&line.client, TRY_SHARED, LOCK_WAIT_MAX).await? {
+        let Some(place) = self.place.clone().filter(|_| !self.is_draining) else { return Ok(false) };
+        if !line.lock(Lock::Shared, LOCK_WAIT_MAX).await? {
             return Ok(false);
         }
         // The lock before the row: a row without one is taken for a dead server's.
         let id = fresh_id()?;
-        if !lock_instance(&line.client, id, LOCK_WAIT_MAX).await? {
+        if !line.lock(Lock::Instance(id), LOCK_WAIT_MAX).await? {
             return Ok(false);
         }
         let sent = Instant::now();
-        within(self.patience(), async {
-            let term = self.term.as_secs_f64();
-            Ok(line.client.execute(ENTER, &[&id.0, &place.address, &place.version, &term]).await?)
-        })
-        .await?;
+        line.enter(id, &place, self.term, self.patience()).await?;
         self.renewed_at = sent;
         self.tell(StandingEvent::Joined(id));
         Ok(true)
@@ -386,11 +336,7 @@ impl Run {
         let Some(id) = standing.instance() else { return Ok(()) };
         // Before it is sent: the term begins when the database has it, which is later, so ours ends first.
         let sent = Instant::now();
-        let term = self.term.as_secs_f64();
-        let renewed =
-            within(self.patience(), async { Ok(line.client.execute(&line.renew, &[&id.0, &term]).await?) })
-                .await?;
-        if renewed == 0 {
+        if !line.renew(id, self.term, self.patience()).await? {
             self.tell(StandingEvent::RowGone);
             return self.enter(line).await.map(drop);
         }
@@ -399,38 +345,20 @@ impl Run {
         Ok(())
     }
 
-    async fn look(&mut self, line: &mut Line) -> Result<()> {
+    async fn look(&mut self, line: &Line) -> Result<()> {
         self.note_silence();
         let Some(own) = self.standing.borrow().instance() else { return Ok(()) };
-        let locks_count = Instant::now() >= line.relocked_by;
-        let rows = within(self.patience(), async {
-            Ok(line.client.query(&line.look, &[&own.0, &locks_count]).await?)
-        })
-        .await?;
-        let mut living = Vec::new();
-        let mut is_gone = false;
-        for row in rows {
-            if row.try_get(4)? {
-                is_gone = true;
-                continue;
-            }
-            living.push(Instance {
-                id: InstanceId(row.try_get(0)?),
-                address: row.try_get(1)?,
-                version: row.try_get(2)?,
-                draining: row.try_get(3)?,
-            });
-        }
-        if !living.iter().any(|server| server.id == own) {
+        let seen = line.look(own, self.patience()).await?;
+        if !seen.living.iter().any(|server| server.id == own) {
             self.tell(StandingEvent::RowGone);
             self.enter(line).await?;
         }
+        let is_missing = |known: &Instance| !seen.living.iter().any(|server| server.id == known.id);
         // Also when another server was faster and took the row away.
-        is_gone |=
-            self.servers.borrow().iter().any(|known| !living.iter().any(|server| server.id == known.id));
+        let is_gone = seen.is_gone || self.servers.borrow().iter().any(is_missing);
         self.servers.send_if_modified(|known| {
-            let changed = *known != living;
-            *known = living;
+            let changed = *known != seen.living;
+            *known = seen.living;
             changed
         });
         if is_gone {
@@ -438,46 +366,6 @@ impl Run {
         }
         Ok(())
     }
-}
-
-const TRY_ALONE: &str = "SELECT pg_try_advisory_lock($1, $2)";
-const TRY_SHARED: &str = "SELECT pg_try_advisory_lock_shared($1, $2)";
-
-/// The lock of all servers; one that has it gets it again.
-async fn lock(client: &Client, sql: &str, wait: Duration) -> Result<bool> {
-    until_locked(wait, || async {
-        Ok(client.query_one(sql, &[&LOCK_CLASS, &LOCK_SERVER]).await?.try_get(0)?)
-    })
-    .await
-}
-
-async fn lock_instance(client: &Client, id: InstanceId, wait: Duration) -> Result<bool> {
-    let sql = "SELECT pg_try_advisory_lock($1::bigint)";
-    until_locked(wait, || async { Ok(client.query_one(sql, &[&id.0]).await?.try_get(0)?) }).await
-}
-
-async fn until_locked<F: Future<Output = Result<bool>>>(
-    wait: Duration,
-    attempt: impl Fn() -> F,
-) -> Result<bool> {
-    let until = Instant::now() + wait;
-    loop {
-        if within(STATEMENT_WAIT, attempt()).await? {
-            return Ok(true);
-        }
-        if Instant::now() > until {
-            return Ok(false);
-        }
-        sleep(LOCK_LOOK_EVERY).await;
-    }
-}
-
-async fn within<T>(patience: Duration, statement: impl Future<Output = Result<T>>) -> Result<T> {
-    timeout(patience, statement).await.map_err(|_| broken())?
-}
-
-fn broken() -> DbError {
-    DbError::Busy { name: "lease", seconds: STATEMENT_WAIT.as_secs() }
 }
 
 /// Random and positive, so that it is never another's, and no two-number lock's.
@@ -502,7 +390,7 @@ fn refuse(wish: Wish, error: DbError) {
 
 /// What a server that joins finds while it is the only one: homes that are held for sessions that nobody drives, as an
 /// earlier version left them.
-pub(super) async fn release_unowned(tx: &super::connection::Connection) -> Result<()> {
+pub(super) async fn release_unowned(tx: &Connection) -> Result<()> {
     let sql = "UPDATE home SET lease_held = FALSE
                WHERE lease_held AND (SELECT count(*) FROM instance) = 1
                  AND NOT EXISTS (SELECT FROM session WHERE session.id = home.lease_session AND owner IS NOT NULL)";
@@ -511,7 +399,7 @@ pub(super) async fn release_unowned(tx: &super::connection::Connection) -> Resul
 }
 
 /// Rows that a server which has the database for itself finds are of servers that are gone.
-pub(super) async fn forget_all(tx: &super::connection::Connection) -> Result<()> {
+pub(super) async fn forget_all(tx: &Connection) -> Result<()> {
     tx.execute("DELETE FROM instance", &[]).await?;
     Ok(())
 }
