@@ -104,6 +104,7 @@ async fn what_a_living_server_drives_is_left_to_it() {
     assert_eq!(two.sessions_needing_driver(None).await.unwrap(), []);
     assert_eq!(one.sessions_needing_driver(None).await.unwrap(), [(org, id)]);
     assert!(two.take_left_behind().await.unwrap().is_empty());
+    assert!(two.feed().touched().await.contains(&id), "its own append");
     one.release_session(org, id, epoch, Rest::HandedOver).await.unwrap();
     // Told beside the commit: the other server looks at that session.
     let touched = tokio::time::timeout(PATIENCE, two.feed().touched()).await.unwrap();
@@ -121,9 +122,9 @@ async fn the_sessions_of_a_server_that_died_are_taken_at_once_and_each_by_one() 
     until(two.servers(), |servers| servers.len() == 3).await;
     until(three.servers(), |servers| servers.len() == 3).await;
     let (second, third) = (two.left_behind(), three.left_behind());
+    let (before_two, before_three) = (*second.borrow(), *third.borrow());
     drop(one);
     let died = Instant::now();
-    let (before_two, before_three) = (*second.borrow(), *third.borrow());
     tokio::join!(until(second, |n| *n > before_two), until(third, |n| *n > before_three));
     // Ten looks would be a second; the term is ten.
     assert!(died.elapsed() < LOOK_EVERY * 50, "noticed after {:?}", died.elapsed());
@@ -203,9 +204,9 @@ async fn when_the_database_drops_every_connection_nobody_loses_a_session() {
     }
     assert_eq!((member(&one), member(&two)), before);
     assert!(two.take_left_behind().await.unwrap().is_empty());
-    drop(one);
     let left = two.left_behind();
     let count = *left.borrow();
+    drop(one);
     until(left, |n| *n > count).await;
     assert_eq!(take_all(&two).await.len(), 3);
 }
