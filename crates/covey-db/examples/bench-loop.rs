@@ -8,6 +8,7 @@
 use std::error::Error;
 use std::future::Future;
 use std::path::{Path, PathBuf};
+use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -126,11 +127,13 @@ async fn sessions_in(db: &Db, count: usize) -> Outcome<(OrgId, Vec<(SessionId, u
     Ok((org, ids))
 }
 
+/// A write under way.
+type Writing = Pin<Box<dyn Future<Output = Outcome<()>> + Send>>;
+
 fn append_to(
     db: &Db,
     (org, ids): (OrgId, Vec<(SessionId, u64)>),
-) -> impl Fn(usize, String) -> std::pin::Pin<Box<dyn Future<Output = Outcome<()>> + Send>> + Clone + Send + 'static
-{
+) -> impl Fn(usize, String) -> Writing + Clone + Send + 'static {
     let (db, ids) = (db.clone(), Arc::new(ids));
     move |task, reason| {
         let (db, (id, epoch)) = (db.clone(), ids[task % ids.len()]);
