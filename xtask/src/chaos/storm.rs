@@ -28,6 +28,8 @@ const STEPS: usize = 8;
 const CALM_MAX: Duration = Duration::from_secs(180);
 /// Preparing is tried so often; nothing fails on purpose meanwhile.
 const PREPARE_TRIES: usize = 20;
+/// Events that are looked at once more in every look, at most.
+const PAGE_EVENTS: usize = 200;
 const POLL: Duration = Duration::from_millis(50);
 
 /// What to run.
@@ -107,7 +109,12 @@ struct Watched {
     id: String,
     home: String,
     acknowledged: Acknowledged,
-    events: Vec<Value>,
+    /// Behind the last whole page that was seen: journals grow long, and most of one was looked at before.
+    cursor: String,
+    /// Messages in the whole pages.
+    messages_before: usize,
+    /// The last whole page, and what is behind it.
+    last: [Vec<Value>; 2],
     /// Messages that were sent, the last one perhaps not accepted yet.
     messages: u32,
     is_accepted: bool,
@@ -124,18 +131,38 @@ impl Watched {
 
     /// Looks; whether the answer to the last message has ended.
     fn look(&mut self, client: &mut Client) -> bool {
-        // While servers fail, one may not answer; that it can be seen in the end is what counts.
-        let Ok(events) = client.all(&format!("/v1/sessions/{}/events", self.id)) else { return false };
-        self.acknowledged.note(&events);
-        if events.len() >= self.events.len() {
-            self.events = events;
+        loop {
+            let path = format!("/v1/sessions/{}/events?limit={PAGE_EVENTS}{}", self.id, self.cursor);
+            // While servers fail, one may not answer; that it can be seen in the end is what counts.
+            let Ok(page) = client.get(&path) else { return false };
+            let events = page["data"].as_array().cloned().unwrap_or_default();
+            self.acknowledged.note(&events);
+            match page["next_page"].as_str() {
+                Some(next) => {
+                    self.cursor = format!("&page={next}");
+                    self.messages_before += messages_in(&events);
+                    self.last = [events, Vec::new()];
+                }
+                None => {
+                    self.last[1] = events;
+                    break;
+                }
+            }
         }
-        let is_message = |event: &Value| event["type"] == "user.message";
-        let messages = self.events.iter().filter(|event| is_message(event)).count();
+        let messages = self.messages_before + messages_in(&self.last[1]);
+        let seen = self.last.concat();
         // Behind the last message: the turn before it has ended as well.
-        let since = self.events.iter().rposition(is_message).map_or(0, |at| at + 1);
-        self.is_accepted && messages == self.messages as usize && is_idle(&self.events[since..])
+        let since = seen.iter().rposition(is_message).map_or(0, |at| at + 1);
+        self.is_accepted && messages == self.messages as usize && is_idle(&seen[since..])
     }
+}
+
+fn is_message(event: &Value) -> bool {
+    event["type"] == "user.message"
+}
+
+fn messages_in(events: &[Value]) -> usize {
+    events.iter().filter(|event| is_message(event)).count()
 }
 
 pub(crate) fn run(root: &Path, storm: &Storm, covey: Option<&Path>, as_json: bool) -> Result<()> {
@@ -180,7 +207,7 @@ pub(crate) fn run(root: &Path, storm: &Storm, covey: Option<&Path>, as_json: boo
     let calm = settle(&mut sessions, &mut client);
     let mut totals = Totals::default();
     for session in &sessions {
-        totals.add(session, judge(session, &mut client, &fleet));
+        totals.add(session, &judge(session, &mut client, &fleet));
     }
     let report = json!({
         "backend": match storm.backend { Backend::Sqlite => "sqlite", Backend::Postgres => "postgres" },
@@ -247,7 +274,9 @@ fn prepare(client: &mut Client, number: u32) -> Result<Watched> {
         home: id(home)?,
         id: session,
         acknowledged: Acknowledged::default(),
-        events: Vec::new(),
+        cursor: String::new(),
+        messages_before: 0,
+        last: [Vec::new(), Vec::new()],
         messages: 1,
         is_accepted: false,
     };
@@ -353,9 +382,10 @@ fn strike(fleet: &mut Fleet, dice: &mut Dice) -> Result<Fault> {
 }
 
 /// What the final history, the journal and the witness say.
-fn judge(session: &Watched, client: &mut Client, fleet: &Fleet) -> (Verdict, Vec<String>, usize) {
+fn judge(session: &Watched, client: &mut Client, fleet: &Fleet) -> Judged {
     let mut verdict = Verdict::default();
-    let events = &session.events;
+    let path = format!("/v1/sessions/{}/events", session.id);
+    let events = &client.all(&path).unwrap_or_default();
     verdict.lost = session.acknowledged.missing(events);
     if !is_idle(events) || !events.iter().any(|event| event.to_string().contains("Finished.")) {
         verdict.stuck = Some(format!("session {}, last event {:?}", session.id, events.last()));
@@ -372,7 +402,20 @@ fn judge(session: &Watched, client: &mut Client, fleet: &Fleet) -> (Verdict, Vec
         }
         Err(error) => verdict.stuck = Some(format!("session {}: no journal: {error:#}", session.id)),
     }
-    (verdict, writers, claims)
+    let of_kind =
+        |kind: &str| events.iter().filter(|event| event["type"] == kind).cloned().collect::<Vec<_>>();
+    let (errors, calls) = (of_kind("session.error"), of_kind("agent.tool_use").len());
+    Judged { verdict, writers, errors, claims, calls }
+}
+
+/// See [`judge`].
+struct Judged {
+    verdict: Verdict,
+    writers: Vec<String>,
+    /// The script never fails: an error of a session is the verifier's word on its history.
+    errors: Vec<Value>,
+    claims: usize,
+    calls: usize,
 }
 
 /// Where an earlier driver wrote behind a later one, a claim was made twice, or a position is missing.
@@ -415,19 +458,17 @@ struct Totals {
 }
 
 impl Totals {
-    fn add(&mut self, session: &Watched, (verdict, writers, claims): (Verdict, Vec<String>, usize)) {
+    fn add(&mut self, session: &Watched, judged: &Judged) {
+        let Judged { verdict, writers, errors, claims, calls } = judged;
         self.lost += verdict.lost.len();
         self.doubled += verdict.doubled.len();
         self.stuck += usize::from(verdict.stuck.is_some());
         self.two_writers += writers.len();
-        let errors: Vec<&Value> =
-            session.events.iter().filter(|event| event["type"] == "session.error").collect();
-        // The script never fails: an error of a session is the verifier's word on its history.
         self.refused += errors.len();
         self.interrupted += verdict.interrupted;
         self.rolled_back += verdict.rolled_back;
         self.turns += session.messages as usize;
-        self.calls += session.events.iter().filter(|event| event["type"] == "agent.tool_use").count();
+        self.calls += calls;
         self.claims += claims;
         let is_clean = verdict.is_clean() && writers.is_empty() && errors.is_empty();
         if !is_clean && self.failures.len() < FAILURES_SHOWN_MAX {
