@@ -249,11 +249,16 @@ impl Home {
     }
 
     async fn take_from_server(&mut self, link: LinkId, message: ServerToRunner) {
+        // What only a driver sends. Others secure and stop a home under the same token.
+        if let ServerToRunner::WakeHome { token, .. }
+        | ServerToRunner::RunTool { token, .. }
+        | ServerToRunner::QueryTool { token, .. } = &message
+            && self.newest_token().is_none_or(|seen| *token >= seen)
+        {
+            self.holder = Some(link);
+        }
         match message {
             ServerToRunner::WakeHome { org, token, generation, root, limits, .. } => {
-                if self.newest_token().is_none_or(|seen| token >= seen) {
-                    self.holder = Some(link);
-                }
                 self.wake(Lease { org, token, limits }, generation, root).await;
             }
             ServerToRunner::RunTool { token, sandbox, call, .. } => self.run_tool(token, sandbox, call).await,
