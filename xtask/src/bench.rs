@@ -5,7 +5,9 @@
 
 mod bucket;
 mod home;
+mod loops;
 mod store;
+mod takeover;
 
 use std::path::Path;
 use std::time::Duration;
@@ -34,6 +36,10 @@ enum Part {
     Store(store::StoreArgs),
     /// Securing a home into a bucket: requests and time.
     Bucket(bucket::BucketArgs),
+    /// Step commits beside bare inserts of the same bytes, and the memory of idle sessions.
+    Loop(loops::LoopArgs),
+    /// How long the sessions of a server that is gone wait for another one.
+    Takeover(takeover::TakeoverArgs),
     /// Mounting homes and securing what changed in them; as root.
     Mount(ExampleArgs),
 }
@@ -54,6 +60,8 @@ pub(crate) fn run(root: &Path, args: &BenchArgs) -> anyhow::Result<()> {
         Part::Home(args) => home::run(root, args),
         Part::Store(args) => store::run(root, args),
         Part::Bucket(args) => bucket::run(root, args),
+        Part::Loop(args) => loops::run(root, args),
+        Part::Takeover(args) => takeover::run(root, args),
         Part::Mount(args) => example(root, "covey-mount", "bench-mount", args),
     }
 }

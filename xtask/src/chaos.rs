@@ -3,18 +3,25 @@
 //! Server and runner are processes of their own here, so that each can die alone. Every tool call of a session
 //! appends its id to a file in the home: that file is the witness of what was run, and how often. What the
 //! server once showed as an event is acknowledged; it must be there in the end, in the same order.
+//!
+//! With `--sessions`, `--kills`, `--servers` or `--backend` many sessions live at once on one server or several, and more
+//! than processes fails (`chaos/storm.rs`); without, each of `--runs` sessions sees one kill.
 
 mod cluster;
+pub(crate) mod fleet;
+mod relay;
 mod session;
+mod storm;
 
 use std::collections::BTreeMap;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use clap::Args;
 use serde_json::json;
 
+pub(crate) use cluster::user_message;
 use cluster::{Cluster, Victim};
 use session::Verdict;
 
@@ -24,14 +31,52 @@ pub(crate) struct ChaosArgs {
     /// How many sessions, each with one kill.
     #[arg(long, default_value_t = 200)]
     pub(crate) runs: u32,
+    /// Where the state is: many sessions at once.
+    #[arg(long, value_enum)]
+    pub(crate) backend: Option<fleet::Backend>,
+    /// How many servers share it; SQLite has one.
+    #[arg(long)]
+    pub(crate) servers: Option<u32>,
+    /// How many sessions live at once.
+    #[arg(long)]
+    pub(crate) sessions: Option<u32>,
+    /// How many failures they see: SIGKILL, SIGSTOP and SIGCONT, cut ways to the database, crashes of the database.
+    #[arg(long)]
+    pub(crate) kills: Option<u32>,
     /// Seed of the moments and victims.
     #[arg(long, default_value_t = 1)]
     pub(crate) seed: u64,
+    /// The program to try, instead of building the release binary; with many sessions only.
+    #[arg(long)]
+    pub(crate) covey: Option<PathBuf>,
     /// Print one JSON object as the last line.
     #[arg(long)]
     pub(crate) json: bool,
 }
 
+impl ChaosArgs {
+    /// Many sessions at once, if that is meant.
+    fn storm(&self) -> Result<Option<storm::Storm>> {
+        let is_meant =
+            self.backend.is_some() || [self.servers, self.sessions, self.kills].iter().any(Option::is_some);
+        if !is_meant {
+            return Ok(None);
+        }
+        let backend = self.backend.unwrap_or(fleet::Backend::Sqlite);
+        let servers = self.servers.unwrap_or(1);
+        anyhow::ensure!(servers > 0, "--servers: at least one");
+        anyhow::ensure!(
+            servers == 1 || backend == fleet::Backend::Postgres,
+            "SQLite has one server; several share PostgreSQL: --backend postgres"
+        );
+        let (sessions, kills) = (self.sessions.unwrap_or(SESSIONS), self.kills.unwrap_or(KILLS));
+        Ok(Some(storm::Storm { backend, servers, sessions, kills, seed: self.seed }))
+    }
+}
+
+/// Sessions and failures where only one of them is said.
+const SESSIONS: u32 = 100;
+const KILLS: u32 = 100;
 /// Tool calls of each session.
 const STEPS: usize = 12;
 /// Sessions of one run that may end without their kill before the run counts as failed.
@@ -62,6 +107,9 @@ impl Dice {
 }
 
 pub(crate) fn run(root: &Path, args: &ChaosArgs) -> Result<()> {
+    if let Some(storm) = args.storm()? {
+        return storm::run(root, &storm, args.covey.as_deref(), args.json);
+    }
     let began = Instant::now();
     let mut cluster = Cluster::start(root)?;
     // One session without a kill: that it passes shows that the checks can pass, and how long the window is.

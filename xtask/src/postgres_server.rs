@@ -33,6 +33,9 @@ pub(crate) struct PostgresServer {
     child: Child,
     address: SocketAddr,
     log: PathBuf,
+    programs: PathBuf,
+    data: PathBuf,
+    is_root: bool,
     _place: tempfile::TempDir,
 }
 
@@ -68,22 +71,31 @@ impl PostgresServer {
         process::output_of_success(&mut initdb, INITDB_LIMIT)?;
         let address = TcpListener::bind("127.0.0.1:0")?.local_addr()?;
         let log = place.path().join("log");
-        let file = fs::File::create(&log)?;
-        let mut command = as_nobody(is_root, &programs.join("postgres"));
-        command.arg("-D").arg(data.join("db")).args(["-p", &address.port().to_string()]).arg("-k").arg(&data);
-        for setting in ["listen_addresses=127.0.0.1", "max_connections=300", "log_min_messages=warning"] {
-            command.args(["-c", setting]);
-        }
-        command.current_dir(&data).stdin(Stdio::null()).stdout(file.try_clone()?).stderr(file);
-        let child = command.spawn().context("postgres does not start")?;
-        let mut server = Self { child, address, log, _place: place };
+        let child = spawn(&programs, &data, address, &log, is_root)?;
+        let mut server = Self { child, address, log, programs, data, is_root, _place: place };
         server.wait_until_it_answers()?;
         Ok(server)
     }
 
+    /// Ends it as a crash does, and starts it again on the same data: it recovers from its log.
+    pub(crate) fn restart(&mut self) -> anyhow::Result<()> {
+        process::stop_by(&mut self.child, Signal::QUIT, STOP_LIMIT)?;
+        self.child = spawn(&self.programs, &self.data, self.address, &self.log, self.is_root)?;
+        self.wait_until_it_answers()
+    }
+
+    pub(crate) const fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// As [`url`](Self::url), through what relays to it.
+    pub(crate) fn url_at(&self, address: SocketAddr) -> String {
+        format!("postgres://{USER}:{PASSWORD}@{address}/postgres")
+    }
+
     /// As its superuser, in the database that is always there.
     pub(crate) fn url(&self) -> String {
-        format!("postgres://{USER}:{PASSWORD}@{}/postgres", self.address)
+        self.url_at(self.address)
     }
 
     fn wait_until_it_answers(&mut self) -> anyhow::Result<()> {
@@ -116,6 +128,23 @@ impl Drop for PostgresServer {
             eprintln!("postgres: {error:#}");
         }
     }
+}
+
+fn spawn(
+    programs: &Path,
+    data: &Path,
+    address: SocketAddr,
+    log: &Path,
+    is_root: bool,
+) -> anyhow::Result<Child> {
+    let file = fs::File::options().create(true).append(true).open(log)?;
+    let mut command = as_nobody(is_root, &programs.join("postgres"));
+    command.arg("-D").arg(data.join("db")).args(["-p", &address.port().to_string()]).arg("-k").arg(data);
+    for setting in ["listen_addresses=127.0.0.1", "max_connections=300", "log_min_messages=warning"] {
+        command.args(["-c", setting]);
+    }
+    command.current_dir(data).stdin(Stdio::null()).stdout(file.try_clone()?).stderr(file);
+    command.spawn().context("postgres does not start")
 }
 
 /// The program, run by somebody whom PostgreSQL runs for.

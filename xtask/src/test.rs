@@ -68,7 +68,7 @@ const STAGES: [Stage; 19] = [
     Stage { name: "doctests", about: "examples in the documentation", run: workspace::doctests },
     Stage {
         name: "postgres",
-        about: "the state on a real PostgreSQL: the contract, lost connections, `covey server`",
+        about: "the state on a real PostgreSQL: the contract, lost connections and servers, `covey server`, chaos over three",
         run: postgres::run,
     },
     Stage {

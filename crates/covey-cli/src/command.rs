@@ -103,7 +103,7 @@ pub(crate) fn run(cli: &Cli) -> anyhow::Result<ExitCode> {
         Command::Session(command) => wait_for(session::run(global, command)),
         Command::Home(command) => wait_for(home::run(global, command)),
         Command::Org(command) => wait_for(org::run(global, command)),
-        Command::Runner(runner::RunnerCommand::Serve) => runner::serve(global),
+        Command::Runner(runner::RunnerCommand::Serve(args)) => runner::serve(global, args),
         Command::Runner(command) => wait_for(runner::run(global, command)),
         Command::Store(command) => wait_for(store::run(global, command)),
         Command::Db(command) => wait_for(db::run(global, command)),

@@ -31,6 +31,8 @@ use tokio::net::{TcpListener, UnixListener, UnixStream};
 use tokio_util::sync::CancellationToken;
 
 use crate::global::{CLIENT_FILE, ClientFile};
+use crate::remote_dial::RemoteDial;
+use crate::sharing::Sharing;
 use crate::store_identity;
 use crate::store_key;
 use crate::store_link;
@@ -198,6 +200,7 @@ impl RunningServer {
         database: &DatabaseUrl,
         model: &ModelChoice,
         accept_store: bool,
+        sharing: &Sharing,
     ) -> Result<Self> {
         let mut config = Config { data_dir: layout.data_dir.clone(), listen, ..Config::default() };
         let model = choose_model(&mut config, model)?;
@@ -207,9 +210,17 @@ impl RunningServer {
             DatabaseUrl::Sqlite(_) => None,
             DatabaseUrl::Postgres(_) => Some(DataLock::beside(&config.database_path())?),
         };
+        let listener = TcpListener::bind(listen)
+            .await
+            .with_context(|| format!("cannot listen on {listen}; choose another address with --listen"))?;
+        let address = listener.local_addr().context("the address that was bound")?;
+        let place = sharing.place(database, location.as_ref(), address)?;
         let db = Db::connect(database).await?;
         // Before anything is written: another server may be at work.
-        db.take_over().await?;
+        match &place {
+            Some(place) => db.join(place).await?,
+            None => db.take_over().await?,
+        };
         // Now, so that a wrong key of a bucket is said at the start and not at the first secure.
         let store = match &location {
             Some(location) => {
@@ -217,10 +228,6 @@ impl RunningServer {
             }
             None => None,
         };
-        let listener = TcpListener::bind(listen)
-            .await
-            .with_context(|| format!("cannot listen on {listen}; choose another address with --listen"))?;
-        let address = listener.local_addr().context("the address that was bound")?;
         if !address.ip().is_loopback() {
             tracing::warn!(
                 %address,
@@ -235,7 +242,10 @@ impl RunningServer {
             }
             None => None,
         };
-        let server = Server::start(db, model, homes).await?;
+        let server = match &place {
+            Some(place) => Server::start_among(db, model, homes, place).await?,
+            None => Server::start(db, model, homes).await?,
+        };
         let token = local_token(layout, &server).await?;
         let client = ClientFile {
             url: format!("http://{address}"),
@@ -298,7 +308,7 @@ impl RunningServer {
     /// A way for a runner in this process to reach the server.
     pub(crate) fn in_process_dial(&self) -> Arc<dyn Dial> {
         let gate = self.server.runner_gate(Trust::InProcess(self.server.default_org()));
-        Arc::new(InProcess { gate })
+        Arc::new(InProcess { gate, others: RemoteDial::new(vec![], Some(self.client.token.clone())) })
     }
 
     /// Resolves when the server stops by itself.
@@ -414,6 +424,8 @@ fn host_name() -> String {
 #[derive(Debug)]
 struct InProcess {
     gate: covey_server::RunnerGate,
+    /// Servers that share its database.
+    others: RemoteDial,
 }
 
 impl Dial for InProcess {
@@ -422,17 +434,22 @@ impl Dial for InProcess {
         self.gate.accept(theirs);
         Box::pin(std::future::ready(Ok(Box::new(ours) as Box<dyn LinkStream>)))
     }
+
+    fn dial_at<'a>(&'a self, url: &'a str) -> DialFuture<'a> {
+        self.others.dial_at(url)
+    }
 }
 
 /// Reaches the server of the same user through its data directory.
 #[derive(Debug)]
 pub(crate) struct Socket {
     path: PathBuf,
+    client_file: PathBuf,
 }
 
 impl Socket {
     pub(crate) fn of(layout: &Layout) -> Self {
-        Self { path: layout.runner_socket() }
+        Self { path: layout.runner_socket(), client_file: layout.client_file() }
     }
 }
 
@@ -441,6 +458,15 @@ impl Dial for Socket {
         Box::pin(async {
             let stream = UnixStream::connect(&self.path).await?;
             Ok(Box::new(stream) as Box<dyn LinkStream>)
+        })
+    }
+
+    fn dial_at<'a>(&'a self, url: &'a str) -> DialFuture<'a> {
+        Box::pin(async {
+            // Read each time: the server writes it at every start, and its database may be another one by then.
+            let text = tokio::fs::read_to_string(&self.client_file).await?;
+            let file: ClientFile = serde_json::from_str(&text)?;
+            RemoteDial::new(vec![], Some(file.token)).reach(url).await
         })
     }
 }

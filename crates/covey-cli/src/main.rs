@@ -11,6 +11,8 @@ mod heap;
 mod host;
 mod output;
 mod progress;
+mod remote_dial;
+mod sharing;
 mod store_identity;
 mod store_key;
 mod store_link;

@@ -104,5 +104,54 @@ mod tests {
         let password = url.split(':').nth(2).unwrap().split('@').next().unwrap();
         assert!(client.contains("postgres://") && !client.contains(password), "{client}");
         drop(up);
+        several_servers(place.path(), &url, &data, &other, home_arg);
+    }
+
+    /// With blocks in one place they share the database, a runner is at both, and one goes without a loss.
+    fn several_servers(place: &Path, url: &str, data: &Path, other: &Path, home: &str) {
+        let store = format!("file://{}", data.join("store").display());
+        let script = place.join("script.json");
+        let server = |dir: &Path| {
+            let mut command =
+                covey(dir, url, &["server", "--listen", "127.0.0.1:0", "--json", "--shared-store"]);
+            command.env("COVEY_BLOB_STORE", &store).arg("--model-script").arg(&script);
+            let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
+            let mut line = String::new();
+            BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+            let ready: Value = serde_json::from_str(&line).expect("it did not start; its log says why");
+            (
+                Up { child },
+                ready["url"].as_str().unwrap().to_owned(),
+                ready["token"].as_str().unwrap().to_owned(),
+            )
+        };
+        let (one, first_url, token) = server(data);
+        let (two, ..) = server(other);
+        let lonely = place.join("lonely");
+        std::fs::create_dir(&lonely).unwrap();
+        let refused = covey(&lonely, url, &["server", "--listen", "127.0.0.1:0"]).output().unwrap();
+        assert!(said(&refused).contains("do not share it"), "{}", said(&refused));
+
+        let runner_dir = place.join("runner");
+        std::fs::create_dir(&runner_dir).unwrap();
+        let mut runner = covey(&runner_dir, url, &["runner", "serve", "--server", &first_url]);
+        let child = runner.env("COVEY_BLOB_STORE", &store).env("COVEY_TOKEN", &token).spawn().unwrap();
+        let runner = Up { child };
+        let ran = covey(data, url, &["run", "second", "--home", home]).output().unwrap();
+        assert!(ran.status.success(), "{}", said(&ran));
+        // Asked to end, it does, in good order; the runner was told of the other one and is there already.
+        let mut one = one;
+        rustix::process::kill_process(
+            rustix::process::Pid::from_raw(one.child.id() as i32).unwrap(),
+            rustix::process::Signal::TERM,
+        )
+        .unwrap();
+        assert!(one.child.wait().unwrap().success());
+        std::mem::forget(one);
+        std::fs::write(Path::new(home).join("note"), "before").unwrap();
+        let ran = covey(other, url, &["run", "second", "--home", home]).output().unwrap();
+        assert!(ran.status.success(), "{}", said(&ran));
+        assert_eq!(std::fs::read_to_string(Path::new(home).join("note")).unwrap(), "two");
+        drop((runner, two));
     }
 }

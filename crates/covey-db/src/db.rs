@@ -12,6 +12,7 @@ use crate::agents::Agents;
 use crate::environments::Environments;
 use crate::homes::Homes;
 use crate::journal::Journal;
+use crate::leases::Leases;
 use crate::orgs::Orgs;
 use crate::postgres::Postgres;
 use crate::retention::Retention;
@@ -32,6 +33,7 @@ pub trait Store:
     + Environments
     + Homes
     + Journal
+    + Leases
     + Orgs
     + Retention
     + Rules
@@ -43,7 +45,7 @@ pub trait Store:
     + Debug
 {
     /// Makes this process the database's one server: what the last one held is given back, no runner is connected.
-    /// Returns the default org.
+    /// Returns the default org. For several servers there is [`Leases::join`].
     ///
     /// # Errors
     /// [`crate::DbError::Served`] when another server is at work.

@@ -2,7 +2,9 @@
 
 use std::path::PathBuf;
 
-use covey_types::Fault;
+use covey_types::{Fault, SessionId};
+
+use crate::leases::InstanceId;
 
 /// Why the database did not do it.
 #[derive(Debug, thiserror::Error)]
@@ -40,6 +42,17 @@ pub enum DbError {
         /// The token that was refused.
         token: u64,
     },
+    /// Another server drives the session; it was woken.
+    #[error("session {session} is driven by server {server}")]
+    Leased {
+        /// The session.
+        session: SessionId,
+        /// Which server.
+        server: InstanceId,
+    },
+    /// This server is not among those of the database any more; it joins again by itself.
+    #[error("this server's lease on the database has ended; it joins again")]
+    LeaseEnded,
     /// Another process has this database file open.
     #[error(
         "the data directory is in use: another covey holds {path}; stop it, or choose another data directory"
@@ -50,7 +63,7 @@ pub enum DbError {
     },
     /// Another server works on this database.
     #[error(
-        "another covey server works on {database}; one database has one server so far: stop that one, or choose another database"
+        "another covey server works on {database}, and they do not share it: stop that one, choose another database, or let all servers of the database keep blocks in one place (COVEY_BLOB_STORE=s3://…, or --shared-store for a directory that all of them see)"
     )]
     Served {
         /// Where it is, without the password.
@@ -142,7 +155,7 @@ impl DbError {
     pub fn fault(&self) -> Fault {
         match self {
             Self::NotFound { .. } => Fault::NotFound,
-            Self::Conflict(_) | Self::Fenced { .. } => Fault::Conflict,
+            Self::Conflict(_) | Self::Fenced { .. } | Self::Leased { .. } => Fault::Conflict,
             Self::Invalid(_) => Fault::Invalid,
             Self::Limit(_) => Fault::Limit,
             Self::TooLarge(_) => Fault::TooLarge,
@@ -158,6 +171,7 @@ impl DbError {
             | Self::OutcomeUnknown(_)
             | Self::Busy { .. }
             | Self::Unreachable { .. }
+            | Self::LeaseEnded
             | Self::Commit(_)
             | Self::Closed => Fault::Retry,
             Self::Panicked(_) => Fault::Bug,

@@ -26,6 +26,7 @@ struct Inner {
     followers: Mutex<HashMap<SessionId, watch::Sender<u64>>>,
     touched: Mutex<HashSet<SessionId>>,
     any: Notify,
+    freed: watch::Sender<u64>,
 }
 
 fn unpoisoned<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -51,6 +52,16 @@ impl Feed {
                 sender.send_modify(|n| *n += 1);
             }
         }
+    }
+
+    /// A session, and the home that it held, were given back, here or by another server: who waits for a home tries again.
+    pub fn free(&self) {
+        self.inner.freed.send_modify(|n| *n += 1);
+    }
+
+    /// Changes with each [`free`](Self::free).
+    pub fn freed(&self) -> watch::Receiver<u64> {
+        self.inner.freed.subscribe()
     }
 
     /// Sessions that somebody follows; who follows no more is forgotten.

@@ -86,24 +86,24 @@ pub trait Homes: Send + Sync {
 
     /// Takes the home's lease for a session that acts on it through `runner`; each grant has a new, higher token.
     /// A session that holds it already gets a new token as well. With another runner than before, the earlier one
-    /// can publish no more.
+    /// can publish no more. `epoch`: the driver's; one that was overtaken must not take the home from who overtook it.
     ///
     /// # Errors
-    /// [`crate::DbError::NotFound`].
-    async fn claim_home(&self, org: OrgId, id: HomeId, session: SessionId, runner: RunnerId)
-    -> Result<Claim>;
+    /// [`crate::DbError::NotFound`]; [`crate::DbError::Fenced`] when `epoch` is not the session's any more.
+    async fn claim_home(
+        &self,
+        org: OrgId,
+        id: HomeId,
+        session: SessionId,
+        epoch: Option<u64>,
+        runner: RunnerId,
+    ) -> Result<Claim>;
 
     /// Gives the lease back. The token stays good for late publishes until the next claim.
     ///
     /// # Errors
     /// When the database refuses.
     async fn release_home(&self, org: OrgId, id: HomeId, session: SessionId) -> Result<()>;
-
-    /// Gives back whatever lease a session holds: its driver died without doing so.
-    ///
-    /// # Errors
-    /// When the database refuses.
-    async fn release_home_of(&self, org: OrgId, session: SessionId) -> Result<()>;
 
     /// Notes why the home is not secured; the time of the first reason in a row stays.
     ///

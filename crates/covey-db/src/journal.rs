@@ -70,6 +70,19 @@ pub trait Journal: Send + Sync {
         limit: usize,
     ) -> Result<Vec<Record>>;
 
+    /// Under which epoch each record behind `after_seq` was appended, with its position, oldest first, at most `limit`.
+    /// A client's event and what a runner reports bear the epoch that was current then.
+    ///
+    /// # Errors
+    /// When the database refuses.
+    async fn epochs(
+        &self,
+        org: OrgId,
+        session: SessionId,
+        after_seq: u64,
+        limit: usize,
+    ) -> Result<Vec<(u64, u64)>>;
+
     /// Lists public events with their positions: behind `after_seq` in ascending order, before it in descending
     /// order (0 then means: from the newest).
     ///

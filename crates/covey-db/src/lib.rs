@@ -18,6 +18,7 @@ mod error;
 mod feed;
 pub mod homes;
 pub mod journal;
+pub mod leases;
 pub mod orgs;
 mod page;
 pub mod postgres;

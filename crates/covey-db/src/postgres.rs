@@ -11,7 +11,9 @@ mod connection;
 mod environments;
 mod homes;
 mod journal;
+mod leases;
 mod location;
+mod membership;
 mod notices;
 mod orgs;
 mod retention;
@@ -35,10 +37,14 @@ use deadpool_postgres::{Hook, HookError, Manager, ManagerConfig, Pool, Recycling
 
 use crate::{DbError, Feed, Result, Store};
 use connection::connect_error;
+use membership::Membership;
 use notices::Notices;
 use transaction::{Mark, transact};
 
-pub use location::{Location, POOL_CONNECTIONS_DEFAULT, POOL_CONNECTIONS_MAX};
+pub use location::{
+    LEASE_SECONDS, LEASE_TERM_DEFAULT, Location, POOL_CONNECTIONS_DEFAULT, POOL_CONNECTIONS_MAX,
+};
+pub use membership::{LOOK_EVERY, RENEW_EVERY, TERM_MARGIN};
 pub use schema::{SERVER_VERSION_LEAST, migrate};
 pub use transaction::{OUTCOME_WAIT_MAX, TRANSACTION_TRIES_MAX};
 
@@ -60,6 +66,7 @@ pub struct Postgres {
     /// Marks of transactions that are not under way.
     marks: Mutex<Vec<Mark>>,
     notices: Notices,
+    membership: Membership,
 }
 
 impl fmt::Debug for Postgres {
@@ -79,7 +86,8 @@ impl Postgres {
         let pool = pool(location)?;
         let feed = Feed::default();
         let notices = Notices::start(location.clone(), feed.clone());
-        Ok(Self { location: location.clone(), pool, feed, marks: Mutex::default(), notices })
+        let membership = Membership::start(location.clone());
+        Ok(Self { location: location.clone(), pool, feed, marks: Mutex::default(), notices, membership })
     }
 }
 
@@ -114,12 +122,13 @@ fn pool(location: &Location) -> Result<Pool> {
 #[async_trait]
 impl Store for Postgres {
     async fn take_over(&self) -> Result<OrgId> {
-        if !self.notices.hold_alone().await? {
+        if !self.membership.hold_alone().await? {
             return Err(DbError::Served { database: self.location.to_string() });
         }
         transact!(self, "take over", |tx| {
             // The advisory lock says that no other server lives, so neither do its drivers.
             homes::release_all(tx).await?;
+            membership::forget_all(tx).await?;
             runners::all_disconnected(tx).await?;
             transaction::forget_old_marks(tx).await?;
             orgs::ensure_default(tx).await

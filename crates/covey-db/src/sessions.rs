@@ -178,11 +178,11 @@ pub trait Sessions: Send + Sync {
     /// [`DbError::NotFound`]; [`DbError::Conflict`] while a turn is open.
     async fn delete_session(&self, org: OrgId, id: SessionId) -> Result<()>;
 
-    /// Takes the session for a driver: whoever drove it before can append no more (I5). Returns it with the new
-    /// epoch.
+    /// Takes the session for a driver of this server: whoever drove it before can append no more (I5). Returns it with the
+    /// new epoch. It is given back by [`crate::leases::Leases::release_session`].
     ///
     /// # Errors
-    /// [`DbError::NotFound`].
+    /// [`DbError::NotFound`]; [`DbError::Leased`] while a server that lives drives it; [`DbError::LeaseEnded`].
     async fn claim_session(&self, org: OrgId, id: SessionId) -> Result<Session>;
 
     /// Where the session found its home, and what it left there last.
@@ -192,7 +192,8 @@ pub trait Sessions: Send + Sync {
     async fn home_span(&self, org: OrgId, id: SessionId) -> Result<HomeSpan>;
 
     /// Sessions that need a driver: a turn is open, or a user event waits, or a call has waited too long for a client. A
-    /// message to a session whose calls wait for a client waits with them. With `only`, just that one.
+    /// message to a session whose calls wait for a client waits with them. With `only`, just that one. Those that another
+    /// server drives are left out.
     ///
     /// # Errors
     /// When the database refuses.

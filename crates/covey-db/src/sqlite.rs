@@ -13,6 +13,7 @@ pub mod backup;
 mod environments;
 mod homes;
 mod journal;
+mod leases;
 mod orgs;
 mod retention;
 mod rules;
@@ -114,6 +115,7 @@ struct Shared {
     readers: Mutex<Vec<Connection>>,
     permits: Semaphore,
     feed: Feed,
+    leases: leases::OneServer,
     // Held for as long as the database is open.
     _lock: DataLock,
 }
@@ -141,6 +143,7 @@ impl Sqlite {
             readers: Mutex::default(),
             permits: Semaphore::new(READERS_MAX),
             feed,
+            leases: leases::OneServer::default(),
             _lock: lock,
         };
         Ok(Self { jobs, shared: Arc::new(shared) })
@@ -207,12 +210,14 @@ impl Sqlite {
 impl Store for Sqlite {
     async fn take_over(&self) -> Result<OrgId> {
         // The lock beside the database says that no other server lives, so neither do its drivers.
-        self.write("take over", |tx| {
+        let org = self.write("take over", |tx| {
             homes::release_all(tx)?;
             runners::all_disconnected(tx)?;
             orgs::ensure_default(tx)
-        })
-        .await
+        });
+        let org = org.await?;
+        self.shared.leases.took();
+        Ok(org)
     }
 
     fn feed(&self) -> &Feed {

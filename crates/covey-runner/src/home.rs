@@ -21,7 +21,7 @@ use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::{Instant, timeout_at};
 
 use crate::Runner;
-use crate::link::blocking;
+use crate::link::{LinkId, Links, blocking};
 use crate::mark::{HomeDir, Mark};
 use crate::sandbox::{AdoptError, Sandbox};
 use crate::tool_link::{ToolEvent, ToolLink};
@@ -35,12 +35,12 @@ const STOP_GRACE: Duration = Duration::from_secs(2);
 /// Something that happens to a home.
 #[derive(Debug)]
 pub(crate) enum HomeEvent {
-    /// From the server.
-    Server(ServerToRunner),
-    /// A link to the server is up: repeat what was not answered.
-    LinkUp(mpsc::Sender<RunnerToServer>),
+    /// From a server, over this link.
+    Server(LinkId, ServerToRunner),
+    /// A link to a server is up: repeat what was not answered.
+    LinkUp(LinkId, mpsc::Sender<RunnerToServer>),
     /// It is down.
-    LinkDown,
+    LinkDown(LinkId),
     /// From the daemon of this sandbox.
     Tool(SandboxId, ToolEvent),
     /// The sandbox's first process ended; how.
@@ -105,7 +105,12 @@ struct Home {
     home: HomeId,
     dir: HomeDir,
     queue: mpsc::Sender<HomeEvent>,
-    outgoing: Option<mpsc::Sender<RunnerToServer>>,
+    /// The servers that can be reached.
+    links: Links,
+    /// The link of the server that gave the newest lease: it drives the session, and hears what happens.
+    holder: Option<LinkId>,
+    /// While a message is handled: whose it is. What answers an outdated server must not go to the one that drives.
+    asker: Option<LinkId>,
     lease: Option<Lease>,
     mark: Option<Mark>,
     live: Option<Live>,
@@ -144,7 +149,7 @@ pub(crate) fn spawn(
     runner: Arc<Runner>,
     home: HomeId,
     adopted: Option<Arc<dyn Sandbox>>,
-    outgoing: Option<mpsc::Sender<RunnerToServer>>,
+    links: Links,
 ) -> HomeHandle {
     let (queue, events) = mpsc::channel(QUEUE_MAX);
     let dir = runner.home_dir(home);
@@ -162,7 +167,10 @@ pub(crate) fn spawn(
         home,
         dir,
         queue,
-        outgoing,
+        link_down_since: links.is_empty().then(Instant::now),
+        links,
+        holder: None,
+        asker: None,
         lease: None,
         mark,
         live: None,
@@ -180,7 +188,6 @@ pub(crate) fn spawn(
         secure_after_answer: false,
         secure_again: None,
         active_at: Instant::now(),
-        link_down_since: None,
     };
     if let Some(sandbox) = adopted {
         state.take_up(sandbox, SandboxState::Parked, true);
@@ -211,15 +218,27 @@ impl Home {
 
     async fn take(&mut self, event: HomeEvent) {
         match event {
-            HomeEvent::Server(message) => self.take_from_server(message).await,
-            HomeEvent::LinkUp(outgoing) => {
-                self.outgoing = Some(outgoing);
-                self.link_down_since = None;
-                self.repeat_unanswered().await;
+            HomeEvent::Server(link, message) => {
+                self.asker = Some(link);
+                self.take_from_server(link, message).await;
+                self.asker = None;
             }
-            HomeEvent::LinkDown => {
-                self.outgoing = None;
-                self.link_down_since = Some(Instant::now());
+            HomeEvent::LinkUp(link, outgoing) => {
+                self.links.insert(link, outgoing);
+                self.link_down_since = None;
+                // While the server that drives is there, nobody else has to be told.
+                if self.holder.is_none_or(|holder| !self.links.contains_key(&holder)) {
+                    self.repeat_unanswered().await;
+                }
+            }
+            HomeEvent::LinkDown(link) => {
+                self.links.remove(&link);
+                if self.links.is_empty() {
+                    self.link_down_since = Some(Instant::now());
+                } else if self.holder == Some(link) {
+                    // Any server can take a snapshot, and tell whether a result is known.
+                    self.repeat_unanswered().await;
+                }
             }
             HomeEvent::Tool(sandbox, event) => self.take_from_daemon(sandbox, event).await,
             HomeEvent::SandboxGone(sandbox, reason) => self.sandbox_gone(sandbox, reason).await,
@@ -229,7 +248,15 @@ impl Home {
         }
     }
 
-    async fn take_from_server(&mut self, message: ServerToRunner) {
+    async fn take_from_server(&mut self, link: LinkId, message: ServerToRunner) {
+        // What only a driver sends. Others secure and stop a home under the same token.
+        if let ServerToRunner::WakeHome { token, .. }
+        | ServerToRunner::RunTool { token, .. }
+        | ServerToRunner::QueryTool { token, .. } = &message
+            && self.newest_token().is_none_or(|seen| *token >= seen)
+        {
+            self.holder = Some(link);
+        }
         match message {
             ServerToRunner::WakeHome { org, token, generation, root, limits, .. } => {
                 self.wake(Lease { org, token, limits }, generation, root).await;
@@ -250,13 +277,25 @@ impl Home {
             ServerToRunner::Welcome { .. }
             | ServerToRunner::Refused { .. }
             | ServerToRunner::ForgetHomes { .. }
+            | ServerToRunner::Servers { .. }
             | ServerToRunner::Heartbeat => {}
         }
     }
 
-    /// Sends to the server; what is lost with a broken link is repeated or asked for again.
+    /// The highest token that was seen for this home, by this runner or one before it on this data directory.
+    fn newest_token(&self) -> Option<FencingToken> {
+        self.lease.map(|lease| lease.token).max(self.mark.as_ref().map(|mark| mark.token))
+    }
+
+    /// Where something is told: to who asked, else to who drives, else to anybody.
+    fn listener(&self) -> Option<&mpsc::Sender<RunnerToServer>> {
+        let named = [self.asker, self.holder].into_iter().flatten().find_map(|link| self.links.get(&link));
+        named.or_else(|| self.links.values().next_back())
+    }
+
+    /// Sends to a server; what is lost with a broken link is repeated or asked for again.
     async fn send(&self, message: RunnerToServer) {
-        if let Some(outgoing) = &self.outgoing
+        if let Some(outgoing) = self.listener()
             && outgoing.send(message).await.is_err()
         {
             tracing::debug!(home = %self.home, "the link went down; the message is repeated when it is up");

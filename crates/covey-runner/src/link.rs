@@ -1,9 +1,12 @@
 //! Runner side of the runner link: dial, handshake, heartbeats, and messages to and from the homes.
 //!
-//! The server never dials. While the link is down the homes go on; when it is up again each home repeats what
-//! was not answered.
+//! The server never dials. A runner has a link to each of the servers that share a database; which, they say
+//! (`link/plan.rs`). While no link stands the homes go on; when one is up again each home repeats what was not answered.
+//! A home listens to all servers and obeys the one with the newest token (`home.rs`).
 
-use std::collections::HashMap;
+mod plan;
+
+use std::collections::{BTreeMap, HashMap};
 use std::future::Future;
 use std::io;
 use std::pin::Pin;
@@ -17,9 +20,10 @@ use covey_wire::runner::{HomePresence, RunnerToServer, ServerToRunner};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
-use tokio::time::{Instant, timeout};
+use tokio::time::{Instant, sleep_until, timeout};
 use tokio_util::sync::CancellationToken;
 
+use self::plan::{Plan, Target};
 use crate::Runner;
 use crate::home::{self, HomeEvent, HomeHandle};
 use crate::sandbox::Sandbox;
@@ -31,23 +35,30 @@ const READ_BYTES: usize = 64 * 1024;
 const HANDSHAKE_TERM: Duration = Duration::from_secs(10);
 /// Beats that may be missed before the link counts as lost.
 const MISSED_BEATS_MAX: u32 = 3;
-/// First pause between two dials; doubles up to the second.
-const REDIAL_PAUSE: Duration = Duration::from_millis(100);
-const REDIAL_PAUSE_MAX: Duration = Duration::from_secs(10);
+/// Messages from all servers that may wait for the homes.
+const INCOMING_MAX: usize = 256;
+/// A server that is reached at all is reached within this time.
+const DIAL_TERM: Duration = Duration::from_secs(10);
 /// How long homes may take to part from their sandboxes when the runner ends in good order.
 const LEAVE_DEADLINE: Duration = Duration::from_secs(5);
 
-/// A byte stream to the server.
+/// A byte stream to a server.
 pub trait LinkStream: AsyncRead + AsyncWrite + Send + Unpin {}
 impl<T: AsyncRead + AsyncWrite + Send + Unpin> LinkStream for T {}
 
 /// What [`Dial::dial`] returns.
 pub type DialFuture<'a> = Pin<Box<dyn Future<Output = io::Result<Box<dyn LinkStream>>> + Send + 'a>>;
 
-/// A way to reach the server.
+/// A way to reach servers.
 pub trait Dial: Send + Sync + std::fmt::Debug {
-    /// Opens a new stream.
+    /// Opens a new stream to any server: the only one, or one of those that share their database.
     fn dial(&self) -> DialFuture<'_>;
+
+    /// Opens a new stream to the server with this URL, which another server has named.
+    fn dial_at<'a>(&'a self, url: &'a str) -> DialFuture<'a> {
+        let text = format!("this runner has no way to reach {url}");
+        Box::pin(std::future::ready(Err(io::Error::new(io::ErrorKind::Unsupported, text))))
+    }
 }
 
 /// Why a connection ended.
@@ -71,12 +82,29 @@ enum LinkEnd {
     Shutdown,
 }
 
+/// One link, from dial to end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct LinkId(u64);
+
+/// The links that stand, by which homes speak.
+pub(crate) type Links = BTreeMap<LinkId, mpsc::Sender<RunnerToServer>>;
+
+/// What a link says to the one loop that owns the homes.
+enum LinkEvent {
+    /// The server has answered the handshake.
+    Up(mpsc::Sender<RunnerToServer>),
+    /// The server says something.
+    Said(ServerToRunner),
+    /// It is over.
+    Down(LinkEnd),
+}
+
 /// The homes that are served, across reconnects.
 struct Homes {
     runner: Arc<Runner>,
     handles: HashMap<HomeId, HomeHandle>,
     tasks: JoinSet<HomeId>,
-    outgoing: Option<mpsc::Sender<RunnerToServer>>,
+    links: Links,
 }
 
 pub(crate) async fn run(
@@ -84,28 +112,83 @@ pub(crate) async fn run(
     dial: Arc<dyn Dial>,
     shutdown: CancellationToken,
 ) -> io::Result<()> {
-    let mut homes =
-        Homes { runner: Arc::clone(&runner), handles: HashMap::new(), tasks: JoinSet::new(), outgoing: None };
+    let mut homes = Homes {
+        runner: Arc::clone(&runner),
+        handles: HashMap::new(),
+        tasks: JoinSet::new(),
+        links: Links::new(),
+    };
     homes.adopt_recorded().await?;
-    let mut pause = REDIAL_PAUSE;
+    let (events, mut happened) = mpsc::channel(INCOMING_MAX);
+    let mut plan = Plan::default();
+    let mut dialled =
+        Dialled { dial, events, tasks: JoinSet::new(), next: 0, runner, shutdown: shutdown.clone() };
     loop {
-        let connected_at = Instant::now();
-        let end = connection(&mut homes, dial.as_ref(), &shutdown).await;
-        homes.link_down().await;
-        if matches!(end, LinkEnd::Shutdown) || shutdown.is_cancelled() {
-            break;
+        for target in plan.due(Instant::now()) {
+            let link = dialled.start(&target, homes.presence());
+            plan.dialling(link, target);
         }
-        if connected_at.elapsed() > REDIAL_PAUSE_MAX {
-            pause = REDIAL_PAUSE;
+        let wait = plan.next_due();
+        tokio::select! {
+            () = shutdown.cancelled() => break,
+            () = sleep_until(wait.unwrap_or_else(Instant::now)), if wait.is_some() => {}
+            event = happened.recv() => match event {
+                Some((link, LinkEvent::Up(outgoing))) => {
+                    plan.up(link);
+                    homes.link_up(link, outgoing).await;
+                }
+                Some((_, LinkEvent::Said(ServerToRunner::Welcome { .. } | ServerToRunner::Heartbeat))) => {}
+                Some((link, LinkEvent::Said(ServerToRunner::Servers { own, all }))) => plan.told(link, own, all),
+                Some((link, LinkEvent::Said(message))) => homes.route(link, message).await,
+                Some((link, LinkEvent::Down(end))) => {
+                    let pause = plan.down(link, Instant::now());
+                    homes.link_down(link).await;
+                    tracing::warn!(end = %describe(&end), pause_ms = pause.as_millis() as u64, "a link to a server ended");
+                }
+                None => break,
+            },
         }
-        tracing::warn!(end = %describe(&end), pause_ms = pause.as_millis() as u64, "no link to the server; dialling again");
-        if timeout(pause, shutdown.cancelled()).await.is_ok() {
-            break;
-        }
-        pause = (pause * 2).min(REDIAL_PAUSE_MAX);
+        while dialled.tasks.try_join_next().is_some() {}
     }
+    let links: Vec<LinkId> = homes.links.keys().copied().collect();
+    for link in links {
+        homes.link_down(link).await;
+    }
+    dialled.tasks.shutdown().await;
     homes.leave().await;
     Ok(())
+}
+
+/// Starts links, each a task of its own.
+struct Dialled {
+    dial: Arc<dyn Dial>,
+    events: mpsc::Sender<(LinkId, LinkEvent)>,
+    tasks: JoinSet<()>,
+    next: u64,
+    runner: Arc<Runner>,
+    shutdown: CancellationToken,
+}
+
+impl Dialled {
+    fn start(&mut self, target: &Target, presence: Vec<HomePresence>) -> LinkId {
+        self.next += 1;
+        let link = LinkId(self.next);
+        let hello = RunnerToServer::Hello {
+            versions: (RUNNER_LINK_MIN, RUNNER_LINK),
+            name: self.runner.config.name.clone(),
+            credential: None,
+            homes: presence,
+        };
+        let (dial, events, target) = (Arc::clone(&self.dial), self.events.clone(), target.clone());
+        let shutdown = self.shutdown.clone();
+        self.tasks.spawn(async move {
+            let end = connection(link, dial.as_ref(), &target, hello, &events, &shutdown).await;
+            if events.send((link, LinkEvent::Down(end))).await.is_err() {
+                tracing::debug!("the runner has ended");
+            }
+        });
+        link
+    }
 }
 
 fn describe(error: &dyn std::error::Error) -> String {
@@ -120,19 +203,25 @@ fn describe(error: &dyn std::error::Error) -> String {
 }
 
 /// One connection, from dial to end.
-async fn connection(homes: &mut Homes, dial: &dyn Dial, shutdown: &CancellationToken) -> LinkEnd {
-    let stream = match dial.dial().await {
-        Ok(stream) => stream,
-        Err(error) => return LinkEnd::Dial(error),
+async fn connection(
+    link: LinkId,
+    dial: &dyn Dial,
+    target: &Target,
+    hello: RunnerToServer,
+    events: &mpsc::Sender<(LinkId, LinkEvent)>,
+    shutdown: &CancellationToken,
+) -> LinkEnd {
+    let dialling = match target {
+        Target::Any => dial.dial(),
+        Target::At(url) => dial.dial_at(url),
+    };
+    let stream = match timeout(DIAL_TERM, dialling).await {
+        Ok(Ok(stream)) => stream,
+        Ok(Err(error)) => return LinkEnd::Dial(error),
+        Err(_) => return LinkEnd::Dial(io::Error::from(io::ErrorKind::TimedOut)),
     };
     let (source, mut sink) = tokio::io::split(stream);
     let mut incoming = Incoming { source, decoder: Decoder::default(), buffer: vec![0; READ_BYTES] };
-    let hello = RunnerToServer::Hello {
-        versions: (RUNNER_LINK_MIN, RUNNER_LINK),
-        name: homes.runner.config.name.clone(),
-        credential: None,
-        homes: homes.presence(),
-    };
     if let Err(end) = write(&mut sink, &hello).await {
         return end;
     }
@@ -146,7 +235,9 @@ async fn connection(homes: &mut Homes, dial: &dyn Dial, shutdown: &CancellationT
         Ok(Ok(_)) => return LinkEnd::NoHandshake,
     };
     let (outgoing, mut messages) = mpsc::channel(OUTGOING_MAX);
-    homes.link_up(outgoing).await;
+    if events.send((link, LinkEvent::Up(outgoing))).await.is_err() {
+        return LinkEnd::Shutdown;
+    }
 
     let writer = async {
         loop {
@@ -165,7 +256,11 @@ async fn connection(homes: &mut Homes, dial: &dyn Dial, shutdown: &CancellationT
             match timeout(beat * MISSED_BEATS_MAX, incoming.next()).await {
                 Err(_) => return LinkEnd::Silent,
                 Ok(Err(end)) => return end,
-                Ok(Ok(message)) => homes.route(message).await,
+                Ok(Ok(message)) => {
+                    if events.send((link, LinkEvent::Said(message))).await.is_err() {
+                        return LinkEnd::Shutdown;
+                    }
+                }
             }
         }
     };
@@ -236,21 +331,23 @@ impl Homes {
 
     fn spawn(&mut self, home: HomeId, sandbox: Option<Arc<dyn Sandbox>>) -> &HomeHandle {
         let handle =
-            home::spawn(&mut self.tasks, Arc::clone(&self.runner), home, sandbox, self.outgoing.clone());
+            home::spawn(&mut self.tasks, Arc::clone(&self.runner), home, sandbox, self.links.clone());
         self.handles.entry(home).insert_entry(handle).into_mut()
     }
 
-    async fn link_up(&mut self, outgoing: mpsc::Sender<RunnerToServer>) {
-        self.outgoing = Some(outgoing.clone());
+    async fn link_up(&mut self, link: LinkId, outgoing: mpsc::Sender<RunnerToServer>) {
+        self.links.insert(link, outgoing.clone());
         for handle in self.handles.values() {
-            handle.tell(HomeEvent::LinkUp(outgoing.clone())).await;
+            handle.tell(HomeEvent::LinkUp(link, outgoing.clone())).await;
         }
     }
 
-    async fn link_down(&mut self) {
-        self.outgoing = None;
+    async fn link_down(&mut self, link: LinkId) {
+        if self.links.remove(&link).is_none() {
+            return;
+        }
         for handle in self.handles.values() {
-            handle.tell(HomeEvent::LinkDown).await;
+            handle.tell(HomeEvent::LinkDown(link)).await;
         }
     }
 
@@ -282,7 +379,7 @@ impl Homes {
         }
     }
 
-    async fn route(&mut self, message: ServerToRunner) {
+    async fn route(&mut self, link: LinkId, message: ServerToRunner) {
         let home = match &message {
             ServerToRunner::WakeHome { home, .. }
             | ServerToRunner::RunTool { home, .. }
@@ -293,9 +390,10 @@ impl Homes {
             | ServerToRunner::PublishAnswer { home, .. }
             | ServerToRunner::StopSandbox { home, .. } => *home,
             ServerToRunner::ForgetHomes { homes } => return self.forget(homes).await,
-            ServerToRunner::Welcome { .. } | ServerToRunner::Refused { .. } | ServerToRunner::Heartbeat => {
-                return;
-            }
+            ServerToRunner::Welcome { .. }
+            | ServerToRunner::Refused { .. }
+            | ServerToRunner::Servers { .. }
+            | ServerToRunner::Heartbeat => return,
         };
         // A home whose actor has ended (warm limit reached) is served again by a new one.
         let ended = self.handles.get(&home).is_none_or(HomeHandle::has_ended);
@@ -303,7 +401,7 @@ impl Homes {
             self.spawn(home, None);
         }
         if let Some(handle) = self.handles.get(&home) {
-            handle.tell(HomeEvent::Server(message)).await;
+            handle.tell(HomeEvent::Server(link, message)).await;
         }
         while self.tasks.try_join_next().is_some() {}
     }

@@ -18,6 +18,7 @@ mod homes;
 mod page;
 mod pieces;
 mod rules;
+mod runner_link;
 mod sessions;
 mod store;
 mod stream;
@@ -136,6 +137,7 @@ impl Api {
             .route("/store", get(store::get))
             .route("/store/collect", post(store::collect))
             .route("/runners", get(covey::runners))
+            .route("/runners/link", get(runner_link::take_in))
             .route("/tokens", get(tokens::list).post(tokens::create))
             .route("/tokens/{token}/revoke", post(tokens::revoke))
             .route("/sessions/{session}/records", get(covey::records));

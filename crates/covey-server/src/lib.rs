@@ -14,4 +14,4 @@ mod server;
 pub mod store_link;
 pub mod stores;
 
-pub use server::{Homes, RunnerGate, SERVED, Server, StartError};
+pub use server::{HAND_OVER_MAX, Homes, RunnerGate, SERVED, Server, StartError};

@@ -23,6 +23,8 @@ pub(crate) use serve::{answer_undriven, publish};
 pub const OUTBOX_MAX: usize = 1024;
 /// The version of the link from which on a runner understands that homes were deleted.
 const FORGET_SINCE: u32 = 3;
+/// The version of the link from which on a runner dials every server.
+const SERVERS_SINCE: u32 = 4;
 /// Messages that may wait for a driver. Live output above it is dropped; anything else ends the link, after
 /// which everything is asked for again.
 pub const MAILBOX_MAX: usize = 1024;
@@ -34,19 +36,21 @@ pub struct Candidate {
     pub runner: RunnerId,
     /// Whom it belongs to.
     pub org: OrgId,
-    /// Whether it holds the home's sandbox or working copy.
+    /// Whether the home's last token was given to it: it has the working copy, and perhaps what is in no snapshot yet.
+    pub had_home_last: bool,
+    /// Whether it holds the home's sandbox or working copy, as far as this server was told.
     pub holds_home: bool,
     /// Homes it acts on already.
     pub homes: usize,
 }
 
-/// Chooses the runner for a home of `org`: the one that holds the home, else the least busy one; ties go to the
-/// smaller id, so that the choice can be repeated (I9).
+/// Chooses the runner for a home of `org`: the one that had it last, else one that holds it, else the least busy one; ties
+/// go to the smaller id, so that the choice can be repeated (I9).
 pub fn choose(org: OrgId, candidates: &[Candidate]) -> Option<RunnerId> {
     candidates
         .iter()
         .filter(|c| c.org == org)
-        .min_by_key(|c| (!c.holds_home, c.homes, c.runner))
+        .min_by_key(|c| (!c.had_home_last, !c.holds_home, c.homes, c.runner))
         .map(|c| c.runner)
 }
 
@@ -154,8 +158,13 @@ impl Links {
         self.changed.subscribe()
     }
 
-    /// Chooses the runner for a home.
-    pub fn place(&self, org: OrgId, home: HomeId) -> Option<Outbox> {
+    /// Whether a link to the runner stands here.
+    pub fn is_connected(&self, runner: RunnerId) -> bool {
+        self.inner().connected.contains_key(&runner)
+    }
+
+    /// Chooses the runner for a home that `last` had last, as the database knows: whichever server that was on.
+    pub fn place(&self, org: OrgId, home: HomeId, last: Option<RunnerId>) -> Option<Outbox> {
         let mut inner = self.inner();
         let candidates: Vec<Candidate> = inner
             .connected
@@ -163,6 +172,7 @@ impl Links {
             .map(|(runner, c)| Candidate {
                 runner: *runner,
                 org: c.org,
+                had_home_last: last == Some(*runner),
                 holds_home: c.homes.contains_key(&home),
                 homes: c.homes.len(),
             })
@@ -177,9 +187,13 @@ impl Links {
         Some(connected.outbox.clone())
     }
 
-    /// The link to the runner that holds a home, if it stands; for requests that no driver makes.
-    pub fn holder(&self, org: OrgId, home: HomeId) -> Option<Outbox> {
+    /// The link to the runner that holds a home, if it stands; for requests that no driver makes. `last` as in
+    /// [`place`](Self::place).
+    pub fn holder(&self, org: OrgId, home: HomeId, last: Option<RunnerId>) -> Option<Outbox> {
         let inner = self.inner();
+        if let Some(connected) = last.and_then(|last| inner.connected.get(&last)).filter(|c| c.org == org) {
+            return Some(connected.outbox.clone());
+        }
         let mut holders = inner.connected.values().filter(|c| c.org == org && c.homes.contains_key(&home));
         holders.next().map(|c| c.outbox.clone())
     }
@@ -233,12 +247,23 @@ mod tests {
     fn the_holder_of_the_home_is_chosen_then_the_least_busy_and_never_a_foreign_one() {
         let (ours, theirs) = (OrgId::from_uuid(Uuid::from_u128(1)), OrgId::from_uuid(Uuid::from_u128(2)));
         let runner = |n: u128| RunnerId::from_uuid(Uuid::from_u128(n));
-        let candidate =
-            |n: u128, org, holds_home, homes| Candidate { runner: runner(n), org, holds_home, homes };
+        let candidate = |n: u128, org, holds_home, homes| Candidate {
+            runner: runner(n),
+            org,
+            had_home_last: false,
+            holds_home,
+            homes,
+        };
         let busy_holder = candidate(1, ours, true, 9);
         let free = candidate(2, ours, false, 0);
         let foreign = candidate(3, theirs, true, 0);
-        assert_eq!(choose(ours, &[free.clone(), foreign.clone(), busy_holder]), Some(runner(1)));
+        assert_eq!(choose(ours, &[free.clone(), foreign.clone(), busy_holder.clone()]), Some(runner(1)));
+        let last = Candidate { had_home_last: true, ..candidate(7, ours, false, 9) };
+        assert_eq!(
+            choose(ours, &[free.clone(), busy_holder, last]),
+            Some(runner(7)),
+            "what it has counts most"
+        );
         assert_eq!(choose(ours, &[candidate(5, ours, false, 1), free]), Some(runner(2)));
         assert_eq!(choose(ours, &[foreign]), None);
     }

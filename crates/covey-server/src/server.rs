@@ -5,6 +5,7 @@
 //! start. What does not belong here: binding sockets, reading configuration.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use covey_types::{HomeId, OrgId};
 use covey_wire::runner::ServerToRunner;
@@ -13,7 +14,8 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::collect::{self, CollectConfig, CollectorError};
-use crate::db::{Db, DbError};
+use crate::db::leases::ServerPlace;
+use crate::db::{self, Db, DbError};
 use crate::drive::{self, Context, Live};
 use crate::http::Api;
 use crate::link::{self, Links, Trust};
@@ -59,6 +61,9 @@ async fn take_charge(db: &Db, stores: &Stores) -> Result<(), StartError> {
     Ok(())
 }
 
+/// How long a server that ends waits for calls of models, so that their answers are not paid for twice.
+pub const HAND_OVER_MAX: Duration = Duration::from_secs(30);
+
 /// Who names what is needed in a store that a server uses.
 pub const SERVED: &str = "the database of a server";
 
@@ -80,6 +85,29 @@ impl Server {
     /// When the database fails, or a home store is somebody else's.
     pub async fn start(db: Db, model: Arc<dyn Model>, homes: Option<Homes>) -> Result<Self, StartError> {
         let org = db.take_over().await?;
+        Self::start_as(org, db, model, homes).await
+    }
+
+    /// As [`start`](Self::start), as one of any number of servers on the database. Their homes must be in one store.
+    ///
+    /// # Errors
+    /// As [`start`](Self::start).
+    pub async fn start_among(
+        db: Db,
+        model: Arc<dyn Model>,
+        homes: Option<Homes>,
+        place: &ServerPlace,
+    ) -> Result<Self, StartError> {
+        let org = db.join(place).await?;
+        Self::start_as(org, db, model, homes).await
+    }
+
+    async fn start_as(
+        org: OrgId,
+        db: Db,
+        model: Arc<dyn Model>,
+        homes: Option<Homes>,
+    ) -> Result<Self, StartError> {
         if let Some(homes) = &homes {
             take_charge(&db, &homes.stores).await?;
         }
@@ -140,7 +168,7 @@ impl Server {
     pub async fn secure_home(&self, org: OrgId, home: HomeId) -> Result<bool, DbError> {
         let row = self.context.db.home(org, home).await?;
         let secure = ServerToRunner::SecureHome { home, token: row.lease_token };
-        Ok(self.context.links.holder(org, home).is_some_and(|outbox| outbox.send(secure).is_ok()))
+        Ok(self.holder(org, &row).is_some_and(|outbox| outbox.send(secure).is_ok()))
     }
 
     /// Asks the runner that holds a home to end its sandbox: stop, secure, publish. False when no connected
@@ -151,16 +179,35 @@ impl Server {
     pub async fn stop_sandbox(&self, org: OrgId, home: HomeId) -> Result<bool, DbError> {
         let row = self.context.db.home(org, home).await?;
         let stop = ServerToRunner::StopSandbox { home, token: row.lease_token };
-        Ok(self.context.links.holder(org, home).is_some_and(|outbox| outbox.send(stop).is_ok()))
+        Ok(self.holder(org, &row).is_some_and(|outbox| outbox.send(stop).is_ok()))
+    }
+
+    fn holder(&self, org: OrgId, home: &db::homes::Home) -> Option<link::Outbox> {
+        self.context.links.holder(org, home.id, home.lease_runner)
     }
 
     /// Ends streams, drivers and links, and waits for them. Nothing is lost: what is under way is driven on by
-    /// the next start.
+    /// the next start, or by another server: if there are any, each session is handed over at its next border first, for
+    /// [`HAND_OVER_MAX`] at most.
     pub async fn shutdown(self) {
+        let db = &self.context.db;
+        if db.standing().borrow().instance().is_some() {
+            if let Err(error) = db.drain().await {
+                tracing::warn!(%error, "other servers cannot be told that this one ends; they see it when it has");
+            }
+            if tokio::time::timeout(HAND_OVER_MAX, self.context.hand_over()).await.is_err() {
+                tracing::info!(
+                    "some calls of models are cut off after {HAND_OVER_MAX:?}; they are made again elsewhere"
+                );
+            }
+        }
         self.stop.cancel();
         self.tasks.close();
         self.tasks.wait().await;
         self.api.finished().await;
+        if let Err(error) = self.context.db.leave().await {
+            tracing::debug!(%error, "the lease could not be given back; it ends with the connection");
+        }
     }
 }
 

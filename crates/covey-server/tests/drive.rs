@@ -199,7 +199,8 @@ impl World {
             | ServerToRunner::Heartbeat
             | ServerToRunner::SecureHome { .. }
             | ServerToRunner::StopSandbox { .. }
-            | ServerToRunner::ForgetHomes { .. } => vec![],
+            | ServerToRunner::ForgetHomes { .. }
+            | ServerToRunner::Servers { .. } => vec![],
             ServerToRunner::Refused { reason } => panic!("{reason}"),
         }
     }

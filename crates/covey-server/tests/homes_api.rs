@@ -339,7 +339,7 @@ async fn a_path_or_the_whole_home_is_put_back_as_a_new_generation() {
     let (org, home) = (world.org, world.home);
     let id = session["id"].as_str().unwrap().parse().unwrap();
     let runner = RunnerId::from_uuid(Uuid::nil());
-    world.db.claim_home(org, home, id, runner).await.unwrap();
+    world.db.claim_home(org, home, id, None, runner).await.unwrap();
     for (what, body) in [
         ("restore", json!({"generation": 2})),
         ("restore", json!({"generation": 2, "path": "hole"})),

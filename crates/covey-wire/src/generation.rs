@@ -3,8 +3,9 @@
 
 /// Newest version of the runner link that this build speaks. 2: publishes name their epoch, and may be answered with
 /// `over_quota` and `collected`; a peer of version 1 gets `refused` in their place. 3: `forget_homes`, which an older
-/// peer is not sent: its copies of deleted homes stay until it is upgraded.
-pub const RUNNER_LINK: u32 = 3;
+/// peer is not sent: its copies of deleted homes stay until it is upgraded. 4: `servers`, which an older runner is not
+/// sent: it has a link to one server only.
+pub const RUNNER_LINK: u32 = 4;
 /// Oldest version of the runner link that this build speaks.
 pub const RUNNER_LINK_MIN: u32 = 1;
 /// Newest version of the store link that this build speaks. 2: `open` may be answered with `opened`, for a store that is

@@ -186,9 +186,23 @@ pub enum ServerToRunner {
         /// At most [`FORGOTTEN_HOMES_MAX`].
         homes: Vec<HomeId>,
     },
+    /// Since version 4: the servers that share their database, so that the runner has a link to each of them. Sent after
+    /// the handshake and whenever it changes, by servers that share; the last one counts, over whichever link it came.
+    Servers {
+        /// The URL of the server that says so, as it stands in `all`.
+        own: String,
+        /// URLs under which runners reach them, at most [`SERVERS_MAX`].
+        all: Vec<String>,
+    },
     /// Still here.
     Heartbeat,
 }
+
+/// What a request to `GET /v1/covey/runners/link` upgrades to: from then on the connection carries frames.
+pub const RUNNER_LINK_PROTOCOL: &str = "covey-runner-link";
+
+/// Servers that one [`ServerToRunner::Servers`] names.
+pub const SERVERS_MAX: usize = 256;
 
 /// Homes that one [`ServerToRunner::ForgetHomes`] names.
 pub const FORGOTTEN_HOMES_MAX: usize = 1000;

@@ -156,6 +156,8 @@ fn server_to_runner() {
         "runner-forget-homes",
         &ServerToRunner::ForgetHomes { homes: vec![home, HomeId::from_uuid(uuid(7))] },
     );
+    let all = vec!["http://a.example:7788".to_owned(), "http://b.example:7788".to_owned()];
+    check_since(4, "runner-servers", &ServerToRunner::Servers { own: all[0].clone(), all });
     check("runner-heartbeat", &ServerToRunner::Heartbeat);
 }
 

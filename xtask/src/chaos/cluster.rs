@@ -51,10 +51,7 @@ pub(super) struct Cluster {
 
 impl Cluster {
     pub(super) fn start(root: &Path) -> Result<Self> {
-        let mut build = process::cargo(root);
-        build.args(["build", "--release", "--quiet", "-p", "covey-cli"]);
-        process::run(&mut build, BUILD_LIMIT)?;
-        let covey = target_dir(root).join("release/covey");
+        let covey = built(root)?;
         let dir = tempfile::Builder::new().prefix("covey-chaos-").tempdir()?;
         let script = dir.path().join("script.json");
         std::fs::write(&script, super::session::script().to_string())?;
@@ -85,19 +82,7 @@ impl Cluster {
     }
 
     fn kill_sandboxes(&self) -> Result<bool> {
-        let mut killed = false;
-        let sandboxes = self.dir.path().join("runner/sandboxes");
-        for entry in std::fs::read_dir(&sandboxes).with_context(|| format!("{}", sandboxes.display()))? {
-            // A record that is being written or removed right now belongs to no running call.
-            let Ok(text) = std::fs::read(entry?.path().join("record.json")) else { continue };
-            let Ok(record) = serde_json::from_slice::<Value>(&text) else { continue };
-            let Some(pid) = record["process"]["pid"].as_i64().and_then(|pid| Pid::from_raw(pid as i32))
-            else {
-                continue;
-            };
-            killed |= kill_process(pid, Signal::KILL).is_ok();
-        }
-        Ok(killed)
+        kill_recorded(&self.dir.path().join("runner/sandboxes"))
     }
 
     /// The witness file in a home's working copy; empty before the first call.
@@ -138,7 +123,34 @@ impl Drop for Cluster {
     }
 }
 
-fn kill(child: &mut Child) -> Result<()> {
+/// The release binary.
+pub(super) fn built(root: &Path) -> Result<PathBuf> {
+    let mut build = process::cargo(root);
+    build.args(["build", "--release", "--quiet", "-p", "covey-cli"]);
+    process::run(&mut build, BUILD_LIMIT)?;
+    Ok(target_dir(root).join("release/covey"))
+}
+
+/// Kills every sandbox that has a record in the directory; false when there was none.
+pub(super) fn kill_recorded(sandboxes: &Path) -> Result<bool> {
+    let entries = match std::fs::read_dir(sandboxes) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(false),
+        entries => entries.with_context(|| format!("{}", sandboxes.display()))?,
+    };
+    let mut killed = false;
+    for entry in entries {
+        // A record that is being written or removed right now belongs to no running call.
+        let Ok(text) = std::fs::read(entry?.path().join("record.json")) else { continue };
+        let Ok(record) = serde_json::from_slice::<Value>(&text) else { continue };
+        let Some(pid) = record["process"]["pid"].as_i64().and_then(|pid| Pid::from_raw(pid as i32)) else {
+            continue;
+        };
+        killed |= kill_process(pid, Signal::KILL).is_ok();
+    }
+    Ok(killed)
+}
+
+pub(super) fn kill(child: &mut Child) -> Result<()> {
     child.kill().context("cannot kill a process of the chaos run")?;
     child.wait().context("cannot wait for a killed process")?;
     Ok(())
@@ -148,21 +160,21 @@ fn target_dir(root: &Path) -> PathBuf {
     std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), PathBuf::from)
 }
 
-fn log(dir: &Path, name: &str) -> Result<File> {
+pub(super) fn log(dir: &Path, name: &str) -> Result<File> {
     Ok(File::options().create(true).append(true).open(dir.join(name))?)
 }
 
 fn start_server(covey: &Path, dir: &Path, script: &Path) -> Result<(Child, String, String)> {
-    let mut child = Command::new(covey)
-        .args(["server", "--json", "--listen", "127.0.0.1:0", "--data-dir"])
-        .arg(dir)
-        .arg("--model-script")
-        .arg(script)
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .stderr(log(dir, "server.log")?)
-        .spawn()
-        .context("cannot start `covey server`")?;
+    let mut command = Command::new(covey);
+    command.args(["server", "--json", "--listen", "127.0.0.1:0", "--data-dir"]).arg(dir);
+    command.arg("--model-script").arg(script);
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(log(dir, "server.log")?);
+    announced(command, dir)
+}
+
+/// Starts a server and waits until it says where it is: its process, URL and token.
+pub(super) fn announced(mut command: Command, dir: &Path) -> Result<(Child, String, String)> {
+    let mut child = command.spawn().context("cannot start `covey server`")?;
     let stdout = child.stdout.take().context("the server's output is captured")?;
     let (sender, receiver) = mpsc::channel();
     std::thread::spawn(move || {
@@ -219,6 +231,6 @@ pub(super) fn wait_for<T>(limit: Duration, mut look: impl FnMut() -> Option<T>) 
 }
 
 /// A message from the user.
-pub(super) fn user_message(text: &str) -> Value {
+pub(crate) fn user_message(text: &str) -> Value {
     json!({"events": [{"type": "user.message", "content": [{"type": "text", "text": text}]}]})
 }

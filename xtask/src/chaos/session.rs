@@ -53,13 +53,13 @@ pub(super) fn script() -> Value {
 
 /// Events by id in the order in which they were first seen.
 #[derive(Default)]
-struct Acknowledged {
+pub(super) struct Acknowledged {
     ids: Vec<String>,
     known: BTreeMap<String, ()>,
 }
 
 impl Acknowledged {
-    fn note(&mut self, events: &[Value]) {
+    pub(super) fn note(&mut self, events: &[Value]) {
         for event in events {
             let id = event["id"].as_str().unwrap_or_default();
             if self.known.insert(id.to_owned(), ()).is_none() {
@@ -69,7 +69,7 @@ impl Acknowledged {
     }
 
     /// What of it is missing or out of order in the final log.
-    fn missing(&self, events: &[Value]) -> Vec<String> {
+    pub(super) fn missing(&self, events: &[Value]) -> Vec<String> {
         let mut rest = events.iter().map(|event| event["id"].as_str().unwrap_or_default());
         self.ids.iter().filter(|id| !rest.any(|there| there == id.as_str())).cloned().collect()
     }
@@ -157,7 +157,7 @@ fn list(cluster: &Cluster, session: &str) -> Result<Vec<Value>> {
     Ok(page["data"].as_array().cloned().unwrap_or_default())
 }
 
-fn is_idle(events: &[Value]) -> bool {
+pub(super) fn is_idle(events: &[Value]) -> bool {
     let is_status = |event: &&Value| event["type"].as_str().is_some_and(|t| t.starts_with("session.status_"));
     events.iter().rfind(is_status).is_some_and(|event| event["type"] == "session.status_idle")
 }
@@ -167,7 +167,7 @@ fn results(events: &[Value]) -> usize {
 }
 
 /// Compares what the history says was run with what the witness saw.
-fn judge_calls(events: &[Value], witness: &[String], steps: usize, verdict: &mut Verdict) {
+pub(super) fn judge_calls(events: &[Value], witness: &[String], steps: usize, verdict: &mut Verdict) {
     let mut succeeded = 0;
     for result in events.iter().filter(|event| event["type"] == "agent.tool_result") {
         let call = events.iter().find(|event| event["id"] == result["tool_use_id"]);

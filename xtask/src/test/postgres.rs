@@ -1,4 +1,5 @@
-//! The state on a real PostgreSQL: what every store fulfils, what becomes of lost connections, and `covey` itself.
+//! The state on a real PostgreSQL: what every store fulfils, what becomes of lost connections and lost
+//! servers, and `covey` itself.
 
 use std::time::Duration;
 
@@ -7,6 +8,8 @@ use crate::postgres_server::PostgresServer;
 use crate::process;
 
 const TESTS_LIMIT: Duration = Duration::from_secs(40 * 60);
+/// Building the release binary is part of it.
+const CHAOS_LIMIT: Duration = Duration::from_secs(40 * 60);
 
 pub(super) fn run(ground: &Ground<'_>) -> anyhow::Result<Outcome> {
     installed::require("python3", "python3 python3-venv")?;
@@ -19,5 +22,21 @@ pub(super) fn run(ground: &Ground<'_>) -> anyhow::Result<Outcome> {
     command.args(["test", "--locked", "--workspace", "--no-fail-fast", "--test", "postgres"]);
     command.args(["--features", "covey-db/postgres-server,covey-cli/postgres-server"]);
     command.env("COVEY_TEST_POSTGRES", server.url());
-    passed(process::run(&mut command, TESTS_LIMIT))
+    process::run(&mut command, TESTS_LIMIT)?;
+    drop(server);
+    // Three servers share a database, and everything fails now and then.
+    let mut chaos = process::cargo(ground.root);
+    chaos.args([
+        "xtask",
+        "chaos",
+        "--backend",
+        "postgres",
+        "--servers",
+        "3",
+        "--sessions",
+        "8",
+        "--kills",
+        "10",
+    ]);
+    passed(process::run(chaos.args(["--seed", "1", "--json"]), CHAOS_LIMIT))
 }

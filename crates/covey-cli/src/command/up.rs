@@ -12,6 +12,7 @@ use crate::database::DatabaseArgs;
 use crate::exit_code::ExitCode;
 use crate::global::Global;
 use crate::host::{self, Layout, ModelChoice, RunningServer};
+use crate::sharing::Sharing;
 
 /// Options of `covey up` and `covey server`.
 #[derive(Debug, Args)]
@@ -31,6 +32,8 @@ pub(crate) struct UpArgs {
     accept_store: bool,
     #[command(flatten)]
     database: DatabaseArgs,
+    #[command(flatten)]
+    sharing: Sharing,
 }
 
 impl UpArgs {
@@ -61,8 +64,9 @@ pub(crate) fn run(global: &Global, args: &UpArgs, parts: Parts) -> anyhow::Resul
 async fn serve(global: &Global, args: &UpArgs, parts: Parts) -> anyhow::Result<()> {
     let layout = Layout::prepare(global.data_dir()?)?;
     let database = args.database.url(&layout)?;
+    let (listen, model) = (args.listen, args.model());
     let server =
-        RunningServer::start(&layout, args.listen, &database, &args.model(), args.accept_store).await?;
+        RunningServer::start(&layout, listen, &database, &model, args.accept_store, &args.sharing).await?;
     let stop = CancellationToken::new();
     let mut runner = tokio::task::JoinSet::new();
     server.listen_for_store_links(&layout)?;

@@ -9,6 +9,7 @@ use super::connection::{Connection, Parameter, get as cell, number, printed, pri
 use super::transaction::{look, transact};
 use super::{Postgres, journal};
 use crate::homes::{Claim, DELETED_HOMES_MAX, Home, Homes, Unsecured, grant};
+use crate::journal::not_moved;
 use crate::{DbError, Page, Result, now};
 
 #[async_trait]
@@ -34,23 +35,16 @@ impl Homes for Postgres {
         org: OrgId,
         id: HomeId,
         session: SessionId,
+        epoch: Option<u64>,
         runner: RunnerId,
     ) -> Result<Claim> {
-        transact!(self, "claim home", |tx| claim(tx, org, id, session, runner).await)
+        transact!(self, "claim home", |tx| claim(tx, org, id, (session, epoch), runner).await)
     }
 
     async fn release_home(&self, org: OrgId, id: HomeId, session: SessionId) -> Result<()> {
         let sql = "UPDATE home SET lease_held = FALSE WHERE org = $1 AND id = $2 AND lease_session = $3";
         transact!(self, "release home", |tx| {
             tx.execute(sql, &[&org.to_string(), &id.to_string(), &session.to_string()]).await?;
-            Ok(())
-        })
-    }
-
-    async fn release_home_of(&self, org: OrgId, session: SessionId) -> Result<()> {
-        let sql = "UPDATE home SET lease_held = FALSE WHERE org = $1 AND lease_session = $2 AND lease_held";
-        transact!(self, "release home of session", |tx| {
-            tx.execute(sql, &[&org.to_string(), &session.to_string()]).await?;
             Ok(())
         })
     }
@@ -156,10 +150,18 @@ async fn claim(
     tx: &Connection,
     org: OrgId,
     id: HomeId,
-    session: SessionId,
+    (session, epoch): (SessionId, Option<u64>),
     runner: RunnerId,
 ) -> Result<Claim> {
     let home = get(tx, org, id, Lock::Change).await?;
+    if let Some(epoch) = epoch {
+        // Looked at while the home is locked: who claims the session later claims the home later, too.
+        let sql = "SELECT EXISTS (SELECT FROM session WHERE org = $1 AND id = $2 AND epoch = $3)";
+        let row = tx.row(sql, &[&org.to_string(), &session.to_string(), &(epoch as i64)]).await?;
+        if !row.map_or(Ok(false), |row| cell(&row, 0))? {
+            return Err(not_moved(session, Some(epoch)));
+        }
+    }
     let grant = match grant(&home, session, runner) {
         Ok(grant) => grant,
         Err(holder) => return Ok(Claim::HeldBy(holder)),
@@ -183,6 +185,21 @@ async fn claim(
         "UPDATE session SET home_base = $3 WHERE org = $1 AND id = $2 AND home = $4 AND home_base IS NULL";
     tx.execute(sql, &[&org, &session, &(home.generation.0 as i64), &id]).await?;
     Ok(Claim::Granted(grant.token))
+}
+
+/// Gives back what the session holds, if `epoch` is its driver's.
+pub(super) async fn release_of(tx: &Connection, org: OrgId, session: SessionId, epoch: u64) -> Result<()> {
+    let (org, session) = (org.to_string(), session.to_string());
+    let sql = "SELECT id, lease_token FROM home
+               WHERE org = $1 AND lease_session = $2 AND lease_held
+                 AND EXISTS (SELECT FROM session WHERE org = $1 AND id = $2 AND epoch = $3)";
+    for row in tx.rows(sql, &[&org, &session, &(epoch as i64)]).await? {
+        let (home, token): (&str, i64) = (cell(&row, 0)?, cell(&row, 1)?);
+        // By its token: a driver that has claimed the session since may have claimed the home, too.
+        let sql = "UPDATE home SET lease_held = FALSE WHERE org = $1 AND id = $2 AND lease_token = $3";
+        tx.execute(sql, &[&org, &home, &token]).await?;
+    }
+    Ok(())
 }
 
 pub(super) async fn release_all(tx: &Connection) -> Result<()> {

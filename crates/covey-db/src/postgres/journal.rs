@@ -1,5 +1,6 @@
-//! The journal in PostgreSQL. An append is three statements within the transaction: the session's row is moved (which
-//! checks the epoch and locks it), all records go in at once, and what they take account of is marked.
+//! The journal in PostgreSQL. An append moves the session's row (which checks the epoch and locks it), puts all records in
+//! at once, and marks what they take account of. A driver's is one statement, and so one round trip; within other
+//! transactions these are three.
 
 use async_trait::async_trait;
 use covey_harness::record::{Body, Record};
@@ -37,7 +38,41 @@ impl Journal for Postgres {
         epoch: u64,
         bodies: Vec<Body>,
     ) -> Result<Vec<Record>> {
-        transact!(self, "append", |tx| append_rows(tx, org, session, Some(epoch), bodies.clone(), None).await)
+        let (now, count) = (now(), bodies.len() as u64);
+        let change = Moved::by(&bodies);
+        // Numbered from 1 until it is known where they came to stand; their ids stay the same in every try.
+        let mut records = numbered(1, now, bodies);
+        let columns = Columns::of(&records)?;
+        let taken: Vec<(&str, u64)> = records
+            .iter()
+            .filter_map(|record| taken_by(&record.body))
+            .flat_map(|(kinds, upto)| kinds.iter().map(move |kind| (*kind, upto)))
+            .collect();
+        let parameters: [Parameter<'_>; 18] = [
+            &org.to_string(),
+            &session.to_string(),
+            &(epoch as i64),
+            &(count as i64),
+            &now.unix_ms(),
+            &change.status.map(SessionStatus::as_str),
+            &(change.usage.input_tokens as i64),
+            &(change.usage.output_tokens as i64),
+            &(change.usage.cache_read_input_tokens as i64),
+            &(change.usage.cache_creation_input_tokens as i64),
+            &change.waits,
+            &taken.iter().map(|(kind, _)| *kind).collect::<Vec<_>>(),
+            &taken.iter().map(|(_, upto)| *upto as i64).collect::<Vec<_>>(),
+            &columns.kinds,
+            &columns.events,
+            &columns.steps,
+            &columns.bodies,
+            &columns.processed,
+        ];
+        let moved = self.at_once("append", APPEND, &parameters).await?;
+        let Some(moment) = moved else { return Err(not_moved(session, Some(epoch))) };
+        records.iter_mut().for_each(|record| record.seq += moment.head - count);
+        self.announce_one(session);
+        Ok(records)
     }
 
     async fn records(
@@ -54,6 +89,25 @@ impl Journal for Postgres {
             let parameters: [Parameter<'_>; 4] =
                 [&org.to_string(), &session.to_string(), &(after_seq as i64), &(limit as i64)];
             read.rows(&sql, &parameters).await?.iter().map(record_of).collect()
+        })
+    }
+
+    async fn epochs(
+        &self,
+        org: OrgId,
+        session: SessionId,
+        after_seq: u64,
+        limit: usize,
+    ) -> Result<Vec<(u64, u64)>> {
+        let sql = "SELECT seq, epoch FROM journal WHERE org = $1 AND session = $2 AND seq > $3 ORDER BY seq LIMIT $4";
+        look!(self, "read epochs", |read| {
+            let parameters: [Parameter<'_>; 4] =
+                [&org.to_string(), &session.to_string(), &(after_seq as i64), &limit_sql(limit)];
+            read.rows(sql, &parameters)
+                .await?
+                .iter()
+                .map(|row| Ok((number(row, 0)?, number(row, 1)?)))
+                .collect()
         })
     }
 
@@ -157,6 +211,51 @@ pub(super) async fn append_fenced_elsewhere(
     append_rows(tx, org, session, None, vec![body], None).await
 }
 
+/// A driver's append. The records stand behind the new head; the mark is raised only with it.
+const APPEND: &str = "WITH moved AS (
+         UPDATE session SET head = head + $4, updated_at = $5, status = coalesce($6::text, status),
+                input_tokens = input_tokens + $7, output_tokens = output_tokens + $8,
+                cache_read_input_tokens = cache_read_input_tokens + $9,
+                cache_creation_input_tokens = cache_creation_input_tokens + $10,
+                waits_since = CASE WHEN $11::bool IS NULL THEN waits_since WHEN $11 THEN $5 END
+         WHERE org = $1 AND id = $2 AND epoch = $3
+         RETURNING head, epoch),
+     taken AS (
+         UPDATE journal SET processed_at = $5
+         FROM moved, unnest($12::text[], $13::bigint[]) AS account (of_kind, upto)
+         WHERE journal.org = $1 AND journal.session = $2 AND journal.kind = of_kind AND journal.seq <= upto
+           AND journal.processed_at IS NULL),
+     added AS (
+         INSERT INTO journal (org, session, seq, epoch, kind, event, step, body, at, processed_at)
+         SELECT $1, $2, moved.head - $4 + number, moved.epoch, kind, event, step, body, $5, processed_at
+         FROM moved, unnest($14::text[], $15::text[], $16::text[], $17::text[], $18::bigint[])
+              WITH ORDINALITY AS record (kind, event, step, body, processed_at, number)),
+     marked AS (
+         INSERT INTO commit_mark (id, number, head) SELECT $19, $20, moved.head FROM moved
+         ON CONFLICT (id) DO UPDATE SET number = excluded.number, head = excluded.head, at = now())
+     SELECT head FROM moved";
+
+/// Records as columns.
+struct Columns<'a> {
+    kinds: Vec<&'a str>,
+    events: Vec<Option<String>>,
+    steps: Vec<Option<String>>,
+    bodies: Vec<String>,
+    processed: Vec<Option<i64>>,
+}
+
+impl<'a> Columns<'a> {
+    fn of(records: &'a [Record]) -> Result<Self> {
+        Ok(Self {
+            kinds: records.iter().map(|record| record.body.kind()).collect(),
+            events: records.iter().map(|record| record.event.map(|event| event.to_string())).collect(),
+            steps: records.iter().map(|record| record.body.step().map(|step| step.to_string())).collect(),
+            bodies: records.iter().map(|record| stored_body(&record.body)).collect::<Result<_>>()?,
+            processed: records.iter().map(|record| record.processed_at.map(Timestamp::unix_ms)).collect(),
+        })
+    }
+}
+
 async fn append_rows(
     tx: &Connection,
     org: OrgId,
@@ -213,22 +312,19 @@ async fn insert(
                FROM unnest($6::bigint[], $7::text[], $8::text[], $9::text[], $10::text[], $11::bigint[])
                     AS record (seq, kind, event, step, body, processed_at)";
     let Some(first) = records.first() else { return Ok(()) };
-    let bodies = records.iter().map(|record| stored_body(&record.body)).collect::<Result<Vec<_>>>()?;
-    let column = |of: fn(&Record) -> Option<String>| records.iter().map(of).collect::<Vec<_>>();
-    let numbers = |of: fn(&Record) -> Option<i64>| records.iter().map(of).collect::<Vec<_>>();
-    let kinds: Vec<&str> = records.iter().map(|record| record.body.kind()).collect();
+    let columns = Columns::of(records)?;
     let parameters: [Parameter<'_>; 11] = [
         &org,
         &session,
         &epoch,
         &dedup,
         &first.at.unix_ms(),
-        &numbers(|record| Some(record.seq as i64)),
-        &kinds,
-        &column(|record| record.event.map(|event| event.to_string())),
-        &column(|record| record.body.step().map(|step| step.to_string())),
-        &bodies,
-        &numbers(|record| record.processed_at.map(Timestamp::unix_ms)),
+        &records.iter().map(|record| record.seq as i64).collect::<Vec<_>>(),
+        &columns.kinds,
+        &columns.events,
+        &columns.steps,
+        &columns.bodies,
+        &columns.processed,
     ];
     tx.execute(sql, &parameters).await?;
     Ok(())

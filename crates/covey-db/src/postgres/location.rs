@@ -15,6 +15,10 @@ use crate::DbError;
 
 /// Connections of one server, unless the URL says `pool_connections_max`.
 pub const POOL_CONNECTIONS_DEFAULT: usize = 16;
+/// How long a server that shares its database is believed to live without a word, unless the URL says `lease_seconds`.
+pub const LEASE_TERM_DEFAULT: Duration = Duration::from_secs(10);
+/// The shortest and the longest such time: a shorter one ends whenever a disk is slow, a longer one is an outage.
+pub const LEASE_SECONDS: std::ops::RangeInclusive<u64> = 2..=60;
 /// Most connections of one server; more only wait in the database.
 pub const POOL_CONNECTIONS_MAX: usize = 500;
 /// Each connection is watched, so that one to a host that is gone is given up within about half a minute.
@@ -29,12 +33,13 @@ pub struct Location {
     config: Config,
     trust: Trust,
     pool_connections: usize,
+    lease_term: Duration,
 }
 
 impl Location {
     /// Reads `postgres://USER:PASSWORD@HOST:PORT/DATABASE?…` with the parameters of libpq that the driver knows, and
     /// `sslmode` (`disable`, `prefer`, `require`, `verify-ca`, `verify-full`), `sslrootcert` (a PEM file),
-    /// `pool_connections_max`.
+    /// `pool_connections_max`, `lease_seconds`.
     ///
     /// `prefer`, the default, encrypts if the server can and trusts any certificate. The three others from `require` on
     /// are the same: the certificate must be signed by one of `sslrootcert`, or else of this machine's authorities, and
@@ -46,11 +51,13 @@ impl Location {
         let (address, query) = text.split_once('?').unwrap_or((text, ""));
         let mut rest = form_urlencoded::Serializer::new(String::new());
         let (mut mode, mut root, mut pool_connections) = (None, None, POOL_CONNECTIONS_DEFAULT);
+        let mut lease_term = LEASE_TERM_DEFAULT;
         for (name, value) in form_urlencoded::parse(query.as_bytes()) {
             match name.as_ref() {
                 "sslmode" => mode = Some(value.into_owned()),
                 "sslrootcert" => root = Some(value.into_owned()),
                 "pool_connections_max" => pool_connections = connections(&value)?,
+                "lease_seconds" => lease_term = term(&value)?,
                 _ => {
                     rest.append_pair(&name, &value);
                 }
@@ -92,7 +99,7 @@ impl Location {
         config.connect_timeout(CONNECT_WAIT_MAX).application_name("covey");
         config.keepalives_idle(KEEPALIVE_IDLE).keepalives_interval(KEEPALIVE_INTERVAL);
         config.keepalives_retries(KEEPALIVE_RETRIES).tcp_user_timeout(UNACKNOWLEDGED_MAX);
-        Ok(Self { config, trust, pool_connections })
+        Ok(Self { config, trust, pool_connections, lease_term })
     }
 
     pub(super) fn config(&self) -> &Config {
@@ -101,6 +108,10 @@ impl Location {
 
     pub(super) fn pool_connections(&self) -> usize {
         self.pool_connections
+    }
+
+    pub(super) fn lease_term(&self) -> Duration {
+        self.lease_term
     }
 
     pub(super) fn tls(&self) -> Result<MakeRustlsConnect> {
@@ -125,6 +136,15 @@ fn connections(text: &str) -> Result<usize> {
             "`pool_connections_max` of the database URL: expected 2 to {POOL_CONNECTIONS_MAX}"
         ))
     })
+}
+
+fn term(text: &str) -> Result<Duration> {
+    text.parse().ok().filter(|seconds| LEASE_SECONDS.contains(seconds)).map(Duration::from_secs).ok_or_else(
+        || {
+            let (least, most) = (LEASE_SECONDS.start(), LEASE_SECONDS.end());
+            DbError::Invalid(format!("`lease_seconds` of the database URL: expected {least} to {most}"))
+        },
+    )
 }
 
 fn unreadable(error: &tokio_postgres::Error) -> DbError {

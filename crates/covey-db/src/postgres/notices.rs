@@ -5,21 +5,19 @@
 //! lost, with the connection or with a server that dies between commit and notice; so the heads of the sessions that
 //! somebody follows here are read every second, too. Who hears a notice reads the journal: it carries no data.
 //!
-//! The same connection holds the lock that says that a server works on the database; PostgreSQL gives it back when
-//! the process dies.
+//! The same connection tells which sessions were handed over, and that homes were given back, so that who waits tries again.
 
 use std::collections::{HashMap, HashSet};
 use std::future::poll_fn;
 use std::time::Duration;
 
 use covey_types::SessionId;
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep};
 use tokio_postgres::{AsyncMessage, Client, Notification};
 use uuid::Uuid;
 
-use super::schema::{LOCK_CLASS, LOCK_SERVER};
 use super::{CONNECT_WAIT_MAX, Location, session_settings};
 use crate::{DbError, Feed, Result};
 
@@ -34,10 +32,9 @@ const WAITING_MAX: usize = 10_000;
 /// Notices heard that may wait.
 const HEARD_MAX: usize = 1000;
 const RECONNECT_WAIT: Duration = Duration::from_millis(500);
-/// How long a new server waits for the lock: the last one's connection may end a moment after its process.
-const ALONE_WAIT_MAX: Duration = Duration::from_secs(5);
-const ALONE_LOOK_EVERY: Duration = Duration::from_millis(100);
 const CHANNEL: &str = "covey_journal";
+/// As the other one, for sessions that shall be taken; none for a home that was given back.
+const FREED_CHANNEL: &str = "covey_freed";
 
 /// The task with the connection; ended when dropped.
 #[derive(Debug)]
@@ -49,7 +46,7 @@ pub(super) struct Notices {
 #[derive(Debug)]
 enum Wish {
     Tell(Vec<SessionId>),
-    HoldAlone(oneshot::Sender<Result<bool>>),
+    Freed(Option<SessionId>),
 }
 
 impl Notices {
@@ -62,7 +59,7 @@ impl Notices {
             sender: Uuid::now_v7().simple().to_string(),
             waiting: HashSet::new(),
             heads: HashMap::new(),
-            is_alone: false,
+            freed: None,
         };
         task.spawn(run.for_ever(queue));
         Self { wishes, _task: task }
@@ -75,11 +72,11 @@ impl Notices {
         }
     }
 
-    /// Takes the lock of the database's one server and keeps it; false when another one has it.
-    pub(super) async fn hold_alone(&self) -> Result<bool> {
-        let (answer, answered) = oneshot::channel();
-        self.wishes.send(Wish::HoldAlone(answer)).await.map_err(|_| DbError::Closed)?;
-        answered.await.map_err(|_| DbError::Closed)?
+    /// Tells other servers that a home was given back, and which session is handed over.
+    pub(super) fn tell_freed(&self, handed_over: Option<SessionId>) {
+        if self.wishes.try_send(Wish::Freed(handed_over)).is_err() {
+            tracing::debug!("too many notices wait; who waits for a home looks again by himself");
+        }
     }
 }
 
@@ -91,7 +88,8 @@ struct Run {
     waiting: HashSet<SessionId>,
     /// Of followed sessions; none for one that is gone.
     heads: HashMap<SessionId, Option<(i64, bool)>>,
-    is_alone: bool,
+    /// Homes were given back, and these sessions are to be taken.
+    freed: Option<HashSet<SessionId>>,
 }
 
 /// A connection that listens.
@@ -108,17 +106,13 @@ impl Run {
                 Ok(line) => line,
                 Err(error) => {
                     tracing::warn!(%error, "no connection for notices; trying again");
-                    // Whoever waits for an answer gets this one, and the queue is kept short.
+                    // The queue is kept short: what is not told is seen at the next look.
                     tokio::select! {
                         () = sleep(RECONNECT_WAIT) => {}
                         wish = wishes.recv() => match wish {
                             None => return,
                             Some(Wish::Tell(sessions)) => self.waiting.extend(sessions),
-                            Some(Wish::HoldAlone(answer)) => {
-                                if answer.send(Err(error)).is_err() {
-                                    tracing::debug!("nobody waits for the lock any more");
-                                }
-                            }
+                            Some(Wish::Freed(_)) => {}
                         },
                     }
                     self.waiting.clear();
@@ -150,11 +144,8 @@ impl Run {
             }
         });
         client.batch_execute(&session_settings()).await?;
-        client.batch_execute(&format!("LISTEN {CHANNEL}")).await?;
-        if self.is_alone && !try_lock(&client).await? {
-            // The epochs fence; what is lost is only that a second server is refused.
-            tracing::error!("while the connection was lost, another server has taken this database");
-        }
+        client.batch_execute(&format!("LISTEN {CHANNEL}; LISTEN {FREED_CHANNEL}")).await?;
+        self.feed.free();
         // What was said meanwhile was not heard.
         for session in self.feed.followed() {
             self.feed.wake_followers(session);
@@ -175,17 +166,14 @@ impl Run {
                         self.waiting.extend(sessions);
                         tell_at = tell_at.or_else(|| Some(Instant::now() + GATHER));
                     }
-                    Some(Wish::HoldAlone(answer)) => {
-                        let held = hold(&line.client).await;
-                        self.is_alone = matches!(held, Ok(true));
-                        if answer.send(held).is_err() {
-                            tracing::debug!("nobody waits for the lock any more");
-                        }
+                    Some(Wish::Freed(handed_over)) => {
+                        self.freed.get_or_insert_default().extend(handed_over);
+                        tell_at = tell_at.or_else(|| Some(Instant::now() + GATHER));
                     }
                 },
                 heard = line.heard.recv() => match heard {
                     None => return Err(DbError::Closed),
-                    Some(notice) => self.hear(notice.payload()),
+                    Some(notice) => self.hear(&notice),
                 },
                 () = until(tell_at), if tell_at.is_some() => {
                     tell_at = None;
@@ -196,22 +184,40 @@ impl Run {
         }
     }
 
-    fn hear(&self, payload: &str) {
-        let Some((sender, sessions)) = payload.split_once(' ') else { return };
+    fn hear(&self, notice: &Notification) {
+        let Some((sender, sessions)) = notice.payload().split_once(' ') else { return };
         if sender == self.sender {
             return;
         }
+        let was_freed = notice.channel() == FREED_CHANNEL;
         for session in sessions.split(',').filter_map(|text| text.parse().ok()) {
-            self.feed.wake_followers(session);
+            match was_freed {
+                // Somebody must drive it: the supervisor looks.
+                true => self.feed.announce(session),
+                false => self.feed.wake_followers(session),
+            }
+        }
+        if was_freed {
+            self.feed.free();
         }
     }
 
     async fn tell(&mut self, client: &Client) -> Result<()> {
         let sessions: Vec<String> = self.waiting.drain().map(|session| session.to_string()).collect();
         for some in sessions.chunks(SESSIONS_MAX) {
-            let payload = format!("{} {}", self.sender, some.join(","));
-            client.execute("SELECT pg_notify($1, $2)", &[&CHANNEL, &payload]).await?;
+            self.notify(client, CHANNEL, some).await?;
         }
+        let Some(freed) = self.freed.take() else { return Ok(()) };
+        let freed: Vec<String> = freed.iter().map(SessionId::to_string).collect();
+        for some in freed.chunks(SESSIONS_MAX) {
+            self.notify(client, FREED_CHANNEL, some).await?;
+        }
+        if freed.is_empty() { self.notify(client, FREED_CHANNEL, &[]).await } else { Ok(()) }
+    }
+
+    async fn notify(&self, client: &Client, channel: &str, sessions: &[String]) -> Result<()> {
+        let payload = format!("{} {}", self.sender, sessions.join(","));
+        client.execute("SELECT pg_notify($1, $2)", &[&channel, &payload]).await?;
         Ok(())
     }
 
@@ -245,23 +251,4 @@ async fn until(at: Option<Instant>) {
     if let Some(at) = at {
         tokio::time::sleep_until(at).await;
     }
-}
-
-async fn hold(client: &Client) -> Result<bool> {
-    let until = Instant::now() + ALONE_WAIT_MAX;
-    loop {
-        if try_lock(client).await? {
-            return Ok(true);
-        }
-        if Instant::now() > until {
-            return Ok(false);
-        }
-        sleep(ALONE_LOOK_EVERY).await;
-    }
-}
-
-/// A session that has the lock gets it again.
-async fn try_lock(client: &Client) -> Result<bool> {
-    let row = client.query_one("SELECT pg_try_advisory_lock($1, $2)", &[&LOCK_CLASS, &LOCK_SERVER]).await?;
-    Ok(row.try_get(0)?)
 }

@@ -13,7 +13,8 @@ use super::{Location, session_settings};
 use crate::{DbError, Migrated, Result};
 
 /// Migration `n` leads from schema `n` to `n + 1`.
-const MIGRATIONS: &[&str] = &[include_str!("migrations/0001_first.sql")];
+const MIGRATIONS: &[&str] =
+    &[include_str!("migrations/0001_first.sql"), include_str!("migrations/0002_leases.sql")];
 /// Oldest server, as it writes its version: 14 is the first with lz4 and with checks of connections that are gone.
 pub const SERVER_VERSION_LEAST: i32 = 140_000;
 /// Names of our advisory locks: this class, and a number in it.

@@ -10,7 +10,7 @@ use super::connection::{
     Connection, Parameter, document, get as cell, number, number_if_any, printed, time, time_if_any,
 };
 use super::transaction::{look, transact};
-use super::{Postgres, agents, environments, journal};
+use super::{Postgres, agents, environments, journal, leases};
 use crate::homes::Unsecured;
 use crate::journal::UserEvent;
 use crate::sessions::{
@@ -107,11 +107,8 @@ impl Sessions for Postgres {
     }
 
     async fn claim_session(&self, org: OrgId, id: SessionId) -> Result<Session> {
-        let sql = "UPDATE session SET epoch = epoch + 1 WHERE org = $1 AND id = $2";
-        transact!(self, "claim session", |tx| {
-            tx.execute(sql, &[&org.to_string(), &id.to_string()]).await?;
-            get(tx, org, id).await
-        })
+        let instance = self.own_instance()?;
+        transact!(self, "claim session", |tx| leases::claim(tx, org, id, instance).await)
     }
 
     async fn home_span(&self, org: OrgId, id: SessionId) -> Result<HomeSpan> {
@@ -128,21 +125,36 @@ impl Sessions for Postgres {
     }
 
     async fn sessions_needing_driver(&self, only: Option<SessionId>) -> Result<Vec<(OrgId, SessionId)>> {
-        let sql = "SELECT org, id FROM session
-                   WHERE ($1::text IS NULL OR id = $1) AND status <> 'terminated'
-                     AND (status IN ('running', 'rescheduling')
-                          OR (waits_since < $2 AND archived_at IS NULL)
-                          OR EXISTS (SELECT FROM journal WHERE journal.session = session.id AND processed_at IS NULL
-                                                           AND (waits_since IS NULL OR kind <> 'user.message')))
-                   ORDER BY id";
+        // Of all sessions only those are looked at that an index names: most of them rest.
+        let among = match only {
+            Some(_) => "id = $1",
+            None => {
+                "$1::text IS NULL AND id IN (
+                     SELECT id FROM session WHERE status IN ('running', 'rescheduling')
+                     UNION SELECT id FROM session WHERE waits_since < $2
+                     UNION SELECT session FROM journal WHERE processed_at IS NULL)"
+            }
+        };
+        let sql = format!(
+            "SELECT org, id FROM session
+             WHERE {among} AND status <> 'terminated'
+               AND (owner IS NULL OR owner = $3
+                    OR NOT EXISTS (SELECT FROM instance WHERE instance.id = session.owner))
+               AND (status IN ('running', 'rescheduling')
+                    OR (waits_since < $2 AND archived_at IS NULL)
+                    OR EXISTS (SELECT FROM journal WHERE journal.session = session.id AND processed_at IS NULL
+                                                     AND (waits_since IS NULL OR kind <> 'user.message')))
+             ORDER BY id"
+        );
         look!(self, "sessions needing a driver", |read| {
-            let rows = read.rows(sql, &[&only.map(|id| id.to_string()), &waited_too_long()]).await?;
+            let own = self.membership.now().instance().map(|id| id.0);
+            let rows = read.rows(&sql, &[&only.map(|id| id.to_string()), &waited_too_long(), &own]).await?;
             rows.iter().map(|row| Ok((printed("org", row, 0)?, printed("session", row, 1)?))).collect()
         })
     }
 }
 
-const COLUMNS: &str =
+pub(super) const COLUMNS: &str =
     "id, agent, agent_version, agent_snapshot, environment, home, status, epoch, head, title,
      metadata, extra, input_tokens, output_tokens, cache_read_input_tokens, cache_creation_input_tokens,
      created_at, updated_at, archived_at,
@@ -151,7 +163,7 @@ const COLUMNS: &str =
      (SELECT unsecured_reason FROM home WHERE home.org = session.org AND home.id = session.home
                                               AND home.lease_session = session.id)";
 
-fn session_of(row: &Row) -> Result<Session> {
+pub(super) fn session_of(row: &Row) -> Result<Session> {
     Ok(Session {
         id: printed("session", row, 0)?,
         agent: printed("session's agent", row, 1)?,

@@ -4,17 +4,20 @@
 //! is there. When the connection is lost *during* the commit, nobody knows, and running it again could do it twice. So
 //! each writing transaction raises the number of a mark, a row of `commit_mark` that nobody else uses: whoever reads the
 //! mark under its lock learns whether the transaction is there, also after the database was restarted or has failed
-//! over. (A transaction's id would not do: after a crash, PostgreSQL may give it to another one.)
+//! over. (A transaction's id would not do: after a crash, PostgreSQL may give it to another one.) An append is one
+//! statement, for which the same holds; what it answers stands in its mark, too.
 
 use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
 
+use covey_types::SessionId;
 use deadpool_postgres::PoolError;
 use deadpool_postgres::TimeoutType;
 use futures_util::future::join;
+use tokio_postgres::Row;
 use uuid::Uuid;
 
-use super::connection::{Connection, Trouble, get, trouble};
+use super::connection::{Connection, Parameter, Trouble, get, number_if_any, trouble};
 use super::{CONNECTION_WAIT_MAX, Postgres, connect_error};
 use crate::{DbError, Result};
 
@@ -38,6 +41,19 @@ pub(super) struct Mark {
 impl Mark {
     fn fresh() -> Self {
         Self { id: Uuid::now_v7().to_string(), number: 0 }
+    }
+}
+
+/// Where an append left a session.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Moment {
+    /// The last position.
+    pub(super) head: u64,
+}
+
+impl Moment {
+    fn of(row: &Row, at: usize) -> Result<Option<Self>> {
+        Ok(number_if_any(row, at)?.map(|head| Self { head }))
     }
 }
 
@@ -198,8 +214,8 @@ impl Postgres {
                 ControlFlow::Break(Err(error))
             };
         }
-        match self.is_there(&mark, tries.name).await {
-            Ok(true) => {
+        match self.outcome(&mark, tries.name).await {
+            Ok(Some(_)) => {
                 tracing::info!(
                     transaction = tries.name,
                     "the connection was lost during a commit; it is stored"
@@ -208,7 +224,7 @@ impl Postgres {
                 self.announce(&tx.connection);
                 ControlFlow::Break(Ok(value))
             }
-            Ok(false) => {
+            Ok(None) => {
                 self.give_back(Some(mark));
                 if tries.again(&error).await {
                     ControlFlow::Continue(())
@@ -237,6 +253,11 @@ impl Postgres {
         if tries.again(&error).await { ControlFlow::Continue(()) } else { ControlFlow::Break(Err(error)) }
     }
 
+    pub(super) fn announce_one(&self, session: SessionId) {
+        self.feed.announce(session);
+        self.notices.tell(vec![session]);
+    }
+
     fn announce(&self, connection: &Connection) {
         let touched = connection.take_touched();
         for session in &touched {
@@ -245,13 +266,67 @@ impl Postgres {
         self.notices.tell(touched);
     }
 
-    /// Whether the transaction with this mark is there; waits for it if the database still holds it open.
-    async fn is_there(&self, mark: &Mark, name: &'static str) -> Result<bool> {
+    /// Runs one statement that is a transaction of its own. Its last two parameters are the mark that it raises if it
+    /// does anything, with what it answers. None: it did nothing.
+    pub(super) async fn at_once(
+        &self,
+        name: &'static str,
+        sql: &str,
+        parameters: &[Parameter<'_>],
+    ) -> Result<Option<Moment>> {
+        let mut tries = Tries::of(name);
+        loop {
+            let connection = match self.connection(name).await {
+                Ok(connection) => connection,
+                Err(error) if tries.again(&error).await => continue,
+                Err(error) => return Err(error),
+            };
+            let mut mark = self.spare_mark();
+            mark.number += 1;
+            let mut all: Vec<Parameter<'_>> = parameters.to_vec();
+            all.extend([&mark.id as Parameter<'_>, &mark.number]);
+            let answered = connection.row(sql, &all).await;
+            drop(connection);
+            let answered = answered.and_then(|row| row.map(|row| Moment::of(&row, 0)).transpose());
+            let error = match answered {
+                Ok(moment) => {
+                    self.give_back(Some(mark));
+                    return Ok(moment.flatten());
+                }
+                Err(error) => error,
+            };
+            if trouble(&error) == Trouble::Lost {
+                match self.outcome(&mark, name).await {
+                    Ok(None) => {}
+                    Ok(Some(moment)) => {
+                        tracing::info!(
+                            transaction = name,
+                            "the connection was lost during a statement; it is stored"
+                        );
+                        self.give_back(Some(mark));
+                        return Ok(moment);
+                    }
+                    Err(why) => {
+                        tracing::error!(transaction = name, error = %why, "it cannot be told what became of a statement");
+                        return Err(DbError::OutcomeUnknown(name));
+                    }
+                }
+            }
+            self.give_back(Some(mark));
+            if !tries.again(&error).await {
+                return Err(error);
+            }
+        }
+    }
+
+    /// Whether the transaction with this mark is there, and what it wrote beside the mark; waits for it if the database
+    /// still holds it open.
+    async fn outcome(&self, mark: &Mark, name: &'static str) -> Result<Option<Option<Moment>>> {
         let until = Instant::now() + OUTCOME_WAIT_MAX;
         let mut wait = RETRY_WAIT_FIRST;
         loop {
             let error = match self.number_of(mark, name).await {
-                Ok(number) => return Ok(number >= mark.number),
+                Ok((number, moment)) => return Ok((number >= mark.number).then_some(moment)),
                 Err(error) => error,
             };
             if Instant::now() > until {
@@ -262,11 +337,11 @@ impl Postgres {
         }
     }
 
-    async fn number_of(&self, mark: &Mark, name: &'static str) -> Result<i64> {
+    async fn number_of(&self, mark: &Mark, name: &'static str) -> Result<(i64, Option<Moment>)> {
         let connection = self.connection(name).await?;
         // An upsert waits for the other transaction also when the row is as new as it.
         let row = connection.row(READ_MARK, &[&mark.id]).await?;
-        row.map_or(Ok(0), |row| get(&row, 0))
+        row.map_or(Ok((0, None)), |row| Ok((get(&row, 0)?, Moment::of(&row, 1)?)))
     }
 }
 
@@ -274,7 +349,7 @@ const RAISE_MARK: &str = "INSERT INTO commit_mark (id, number) VALUES ($1, $2)
     ON CONFLICT (id) DO UPDATE SET number = $2, at = now()";
 
 const READ_MARK: &str = "INSERT INTO commit_mark (id, number) VALUES ($1, 0)
-    ON CONFLICT (id) DO UPDATE SET number = commit_mark.number RETURNING number";
+    ON CONFLICT (id) DO UPDATE SET number = commit_mark.number RETURNING number, head";
 
 /// Forgets marks of servers that are gone.
 pub(super) async fn forget_old_marks(tx: &Connection) -> Result<()> {

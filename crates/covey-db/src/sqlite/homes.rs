@@ -5,8 +5,9 @@ use covey_harness::record::Body;
 use covey_types::{Fault, FencingToken, Generation, HomeId, OrgId, RunnerId, SessionId, StepId, Timestamp};
 use rusqlite::{OptionalExtension, Row};
 
-use super::{DbError, Page, Read, Result, Sqlite, Tx, journal, parsed};
+use super::{DbError, Page, Read, Result, Sqlite, Tx, journal, parsed, sessions};
 use crate::homes::{Claim, DELETED_HOMES_MAX, Home, Homes, Unsecured, grant};
+use crate::journal::not_moved;
 
 #[async_trait]
 impl Homes for Sqlite {
@@ -24,17 +25,22 @@ impl Homes for Sqlite {
         org: OrgId,
         id: HomeId,
         session: SessionId,
+        epoch: Option<u64>,
         runner: RunnerId,
     ) -> Result<Claim> {
-        self.write("claim home", move |tx| claim(tx, org, id, session, runner)).await
+        self.write("claim home", move |tx| {
+            if let Some(epoch) = epoch
+                && !sessions::is_current(tx, org, session, epoch)?
+            {
+                return Err(not_moved(session, Some(epoch)));
+            }
+            claim(tx, org, id, session, runner)
+        })
+        .await
     }
 
     async fn release_home(&self, org: OrgId, id: HomeId, session: SessionId) -> Result<()> {
         self.write("release home", move |tx| release(tx, org, id, session)).await
-    }
-
-    async fn release_home_of(&self, org: OrgId, session: SessionId) -> Result<()> {
-        self.write("release home of session", move |tx| release_of(tx, org, session)).await
     }
 
     async fn mark_home_unsecured(&self, org: OrgId, id: HomeId, reason: &str) -> Result<()> {
@@ -177,14 +183,18 @@ pub(super) fn release(tx: &Tx<'_>, org: OrgId, id: HomeId, session: SessionId) -
     Ok(())
 }
 
-/// Gives back whatever lease a session holds: its driver died without doing so.
+/// Gives back whatever lease a session holds, if `epoch` is its driver's.
 ///
 /// # Errors
 /// When the database refuses.
-pub(super) fn release_of(tx: &Tx<'_>, org: OrgId, session: SessionId) -> Result<()> {
+pub(super) fn release_of(tx: &Tx<'_>, org: OrgId, session: SessionId, epoch: u64) -> Result<()> {
     tx.conn
-        .prepare_cached("UPDATE home SET lease_held = 0 WHERE org = ?1 AND lease_session = ?2")?
-        .execute((org.to_string(), session.to_string()))?;
+        .prepare_cached(
+            "UPDATE home SET lease_held = 0
+             WHERE org = ?1 AND lease_session = ?2
+               AND EXISTS (SELECT 1 FROM session WHERE org = ?1 AND id = ?2 AND epoch = ?3)",
+        )?
+        .execute((org.to_string(), session.to_string(), epoch as i64))?;
     Ok(())
 }
 

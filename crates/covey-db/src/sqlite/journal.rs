@@ -44,6 +44,28 @@ impl Journal for Sqlite {
         self.read("read records", move |read| since(read, org, session, after_seq, limit)).await
     }
 
+    async fn epochs(
+        &self,
+        org: OrgId,
+        session: SessionId,
+        after_seq: u64,
+        limit: usize,
+    ) -> Result<Vec<(u64, u64)>> {
+        self.read("read epochs", move |read| {
+            let mut statement = read.conn.prepare_cached(
+                "SELECT seq, epoch FROM journal WHERE org = ?1 AND session = ?2 AND seq > ?3 ORDER BY seq LIMIT ?4",
+            )?;
+            let mut rows =
+                statement.query((org.to_string(), session.to_string(), after_seq as i64, limit_sql(limit)))?;
+            let mut epochs = Vec::new();
+            while let Some(row) = rows.next()? {
+                epochs.push((row.get::<_, i64>(0)? as u64, row.get::<_, i64>(1)? as u64));
+            }
+            Ok(epochs)
+        })
+        .await
+    }
+
     async fn public_events(
         &self,
         org: OrgId,

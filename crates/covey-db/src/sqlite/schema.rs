@@ -18,6 +18,7 @@ const MIGRATIONS: &[&str] = &[
     include_str!("migrations/0003_store.sql"),
     include_str!("migrations/0004_deleted_homes.sql"),
     include_str!("migrations/0005_waiting_calls.sql"),
+    include_str!("migrations/0006_home_lease.sql"),
 ];
 
 pub(super) fn configure(conn: &Connection) -> rusqlite::Result<()> {

@@ -250,6 +250,16 @@ pub(super) fn delete(tx: &Tx<'_>, org: OrgId, id: SessionId) -> Result<()> {
     Ok(())
 }
 
+/// Whether `epoch` is the session's.
+///
+/// # Errors
+/// When the database refuses.
+pub(super) fn is_current(read: &Read<'_>, org: OrgId, id: SessionId, epoch: u64) -> Result<bool> {
+    let sql = "SELECT EXISTS (SELECT 1 FROM session WHERE org = ?1 AND id = ?2 AND epoch = ?3)";
+    let mut statement = read.conn.prepare_cached(sql)?;
+    Ok(statement.query_row((org.to_string(), id.to_string(), epoch as i64), |row| row.get(0))?)
+}
+
 /// Takes the session for a driver: whoever drove it before can append no more (I5). Returns it with the new
 /// epoch.
 ///

@@ -154,7 +154,7 @@ pub(crate) async fn an_org_has_one_limit_for_all_its_homes(f: &World) {
     f.publish(sized(token, 0, 1, 700)).await.unwrap();
     f.release().await;
     let other = new_session(&f.db, f.org).await.unwrap();
-    let claimed = f.db.claim_home(f.org, other.home, other.id, runner(1)).await.unwrap();
+    let claimed = f.db.claim_home(f.org, other.home, other.id, None, runner(1)).await.unwrap();
     let Claim::Granted(token) = claimed else { panic!("held") };
     let publish = async |publish| f.other.publish(other.home, &publish).await.unwrap();
     let bytes = publish(sized(token, 0, 1, 301)).await;
@@ -172,7 +172,7 @@ pub(crate) async fn publishes_at_once_do_not_pass_the_limit_of_their_org_togethe
     for n in 0..6 {
         let db = if n % 2 == 0 { f.db.clone() } else { f.other.clone() };
         let session = new_session(&db, f.org).await.unwrap();
-        let claimed = db.claim_home(f.org, session.home, session.id, runner(1)).await.unwrap();
+        let claimed = db.claim_home(f.org, session.home, session.id, None, runner(1)).await.unwrap();
         let Claim::Granted(token) = claimed else { panic!("held") };
         tasks.spawn(async move { db.publish(session.home, &sized(token, 0, 1, 300)).await.unwrap() });
     }
@@ -342,7 +342,7 @@ pub(crate) async fn a_restore_and_a_forgetting_never_lose_the_state_that_becomes
                 // A fresh state, so that the next round has two again.
                 let session = new_session(&f.db, f.org).await.unwrap();
                 assert_ne!(session.home, f.session.home);
-                f.db.claim_home(f.org, f.session.home, f.session.id, runner(1)).await.unwrap();
+                f.db.claim_home(f.org, f.session.home, f.session.id, None, runner(1)).await.unwrap();
                 let token = f.home().await.lease_token;
                 f.publish(offer(token, before.0 + 1, &round.to_le_bytes())).await.unwrap();
                 f.release().await;

@@ -1,6 +1,7 @@
 //! Homes: leases, the pointer, what a runner reports.
 
 use covey_db::homes::Claim;
+use covey_db::leases::Rest;
 use covey_db::snapshots::{Origin, Publish, Published, Replacement};
 use covey_db::{DbError, Result};
 use covey_harness::record::Body;
@@ -29,7 +30,7 @@ pub(crate) fn runner(number: u128) -> RunnerId {
 
 impl World {
     pub(crate) async fn claim_home(&self, session: SessionId, by: u128) -> Claim {
-        self.db.claim_home(self.org, self.session.home, session, runner(by)).await.unwrap()
+        self.db.claim_home(self.org, self.session.home, session, None, runner(by)).await.unwrap()
     }
 
     pub(crate) async fn token(&self, by: u128) -> FencingToken {
@@ -129,8 +130,8 @@ pub(crate) async fn of_two_sessions_that_claim_one_home_at_once_one_gets_it(f: &
     let rival = new_session(&f.db, f.org).await.unwrap().id;
     for _ in 0..20 {
         let (one, two) = tokio::join!(
-            f.db.claim_home(f.org, f.session.home, f.session.id, runner(1)),
-            f.other.claim_home(f.org, f.session.home, rival, runner(1)),
+            f.db.claim_home(f.org, f.session.home, f.session.id, None, runner(1)),
+            f.other.claim_home(f.org, f.session.home, rival, None, runner(1)),
         );
         let winner = match (one.unwrap(), two.unwrap()) {
             (Claim::Granted(_), Claim::HeldBy(holder)) if holder == f.session.id => f.session.id,
@@ -139,7 +140,7 @@ pub(crate) async fn of_two_sessions_that_claim_one_home_at_once_one_gets_it(f: &
         };
         let home = f.db.home(f.org, f.session.home).await.unwrap();
         assert_eq!((home.lease_session, home.lease_held), (Some(winner), true));
-        f.other.release_home_of(f.org, winner).await.unwrap();
+        f.other.release_session(f.org, winner, 0, Rest::Idle).await.unwrap();
     }
     assert_eq!(f.db.home(f.org, f.session.home).await.unwrap().lease_token, FencingToken(20));
     let span = f.db.home_span(f.org, f.session.id).await.unwrap();

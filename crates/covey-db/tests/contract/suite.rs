@@ -6,6 +6,7 @@ pub(crate) mod fencing;
 pub(crate) mod history;
 pub(crate) mod homes;
 pub(crate) mod journal;
+pub(crate) mod leases;
 pub(crate) mod nouns;
 pub(crate) mod tenants;
 
@@ -171,6 +172,11 @@ macro_rules! whole_contract {
                 an_org_is_due_for_collection_and_remembers_the_last_one,
                 the_store_of_an_org_is_noted,
                 what_the_last_server_held_is_given_back;
+            leases:
+                a_session_and_its_home_are_given_back_by_the_current_driver_alone,
+                who_waits_for_a_home_hears_that_it_was_given_back,
+                a_session_that_was_claimed_again_needs_its_driver_until_it_rests,
+                each_record_bears_the_epoch_that_it_was_written_under;
             tenants:
                 nothing_crosses_the_border_of_an_org,
                 an_org_goes_with_all_that_it_has_and_nothing_else;

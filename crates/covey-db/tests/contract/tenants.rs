@@ -48,7 +48,7 @@ pub(crate) async fn nothing_crosses_the_border_of_an_org(f: &World) {
     let forged = db.append(stranger, session, f.session.epoch, vec![Body::StatusRunning {}]).await;
     assert!(matches!(forged, Err(DbError::Fenced { .. })), "{forged:?}");
     is_not_there("home", db.home(stranger, home).await);
-    is_not_there("claim home", db.claim_home(stranger, home, session, runner(1)).await);
+    is_not_there("claim home", db.claim_home(stranger, home, session, None, runner(1)).await);
     is_not_there("snapshot", db.snapshot(stranger, home, GenerationName::Current).await);
     is_not_there("snapshots", db.list_snapshots(stranger, home, None, 10).await);
     is_not_there("kept", db.kept_snapshots(stranger, home, covey_db::now()).await);

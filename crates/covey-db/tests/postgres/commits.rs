@@ -8,7 +8,7 @@ use covey_harness::record::Body;
 use tokio::task::JoinSet;
 
 use crate::place::Place;
-use crate::proxy::{Cut, Proxy};
+use crate::proxy::{CUT_HERE, Cut, Proxy};
 use crate::suite::homes::{offer, runner};
 use crate::suite::{World, message};
 
@@ -62,6 +62,42 @@ async fn a_commit_that_never_arrived_is_made_again_once() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_commit_whose_answer_was_lost_is_found_out_and_not_made_again() {
     cut_commits_are_neither_lost_nor_doubled(Cut::After).await;
+}
+
+/// A driver's append is one statement, with no commit behind it.
+async fn cut_appends_are_neither_lost_nor_doubled(cut: Cut) {
+    let place = Place::fresh().await;
+    let proxy = Proxy::start(place.port(), cut).await;
+    let world = behind(&proxy, &place).await;
+    let epoch = world.claim().await;
+    let most = if cut == Cut::Before { 2 } else { 1 };
+    let mut acknowledged = Vec::new();
+    for n in 0..10 {
+        proxy.cut_next(n % (most + 1));
+        let noted = Body::SandboxWaiting { reason: format!("{n} {CUT_HERE}") };
+        let bodies = vec![Body::StatusRunning {}, noted, Body::AgentThinking {}];
+        acknowledged.extend(world.append(epoch, bodies).await.unwrap());
+        assert_eq!(proxy.left(), 0, "the appends were cut");
+    }
+    let stored = world.other.records(world.org, world.session.id, 0, 100).await.unwrap();
+    assert_eq!(stored, acknowledged);
+    assert_eq!(world.other.session(world.org, world.session.id).await.unwrap().head, 30);
+    // One that is refused stays refused, whatever became of its answer.
+    world.other.claim_session(world.org, world.session.id).await.unwrap();
+    proxy.cut_next(most);
+    let noted = Body::SandboxWaiting { reason: CUT_HERE.to_owned() };
+    let refused = world.append(epoch, vec![noted]).await.unwrap_err();
+    assert!(matches!(refused, covey_db::DbError::Fenced { .. }), "{refused}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_append_that_never_arrived_is_made_again_once() {
+    cut_appends_are_neither_lost_nor_doubled(Cut::Before).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_append_whose_answer_was_lost_is_found_out_and_not_made_again() {
+    cut_appends_are_neither_lost_nor_doubled(Cut::After).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -156,7 +192,7 @@ async fn a_transaction_whose_caller_went_away_holds_nothing() {
     tx.execute("UPDATE session SET title = 'held' WHERE id = $1", &[&session]).await.unwrap();
     let home = world.session.home;
     // It holds the home's row and waits for the session's.
-    let claim = world.db.claim_home(world.org, home, world.session.id, runner(1));
+    let claim = world.db.claim_home(world.org, home, world.session.id, None, runner(1));
     assert!(tokio::time::timeout(Duration::from_millis(500), claim).await.is_err());
     // While the session is still held, the home is free again, and the handle works.
     let released = tokio::time::timeout(Duration::from_secs(20), async {

@@ -6,6 +6,8 @@
 #[cfg(test)]
 mod commits;
 #[cfg(test)]
+mod leases;
+#[cfg(test)]
 mod opening;
 #[cfg(test)]
 mod place;

@@ -133,7 +133,7 @@ impl Home {
             }
             SandboxToRunner::Output { step, text } => {
                 // Display only: dropped rather than waited for.
-                if let Some(outgoing) = &self.outgoing
+                if let Some(outgoing) = self.listener()
                     && outgoing.try_send(RunnerToServer::ToolOutput { home: self.home, step, text }).is_err()
                 {
                     tracing::trace!(home = %self.home, "live output dropped");

@@ -22,8 +22,7 @@ struct WakeError {
 impl Home {
     pub(super) async fn wake(&mut self, lease: Lease, generation: Generation, root: Option<RootHash>) {
         let began = Instant::now();
-        let seen = self.lease.map(|l| l.token).max(self.mark.as_ref().map(|m| m.token));
-        if seen.is_some_and(|seen| lease.token < seen) {
+        if self.newest_token().is_some_and(|seen| lease.token < seen) {
             let detail = "another lease on this home is newer; claim it again".to_owned();
             return self.wake_failed(lease.token, WakeError { fault: Fault::Denied, detail }).await;
         }

@@ -4,3 +4,5 @@
 mod deleted;
 #[cfg(test)]
 mod promises;
+#[cfg(test)]
+mod servers;

@@ -24,7 +24,8 @@ use tokio_util::sync::CancellationToken;
 
 use super::live::Delta;
 use super::wake::{self, Changes, Held, Woken};
-use super::{Context, facts, wait_until};
+use super::{Context, Ended, facts, wait_until};
+use crate::db::leases::Rest;
 use crate::db::snapshots::Publish;
 use crate::db::{self, DbError, sessions};
 use crate::link::Outbox;
@@ -86,22 +87,33 @@ struct Driver<'a> {
     blocked: bool,
 }
 
-/// Drives a session until it is at rest, `stop` is cancelled, or somebody else claims it.
+/// Drives a session until it is at rest, `stop` is cancelled, or somebody else claims it. `taken`: it was claimed already,
+/// and its journal says so.
 pub(super) async fn drive(
     context: &Context,
     org: OrgId,
     id: SessionId,
+    taken: Option<Box<sessions::Session>>,
     stop: &CancellationToken,
-) -> Result<(), DriveError> {
+) -> Result<Ended, DriveError> {
     // Watched before the first look at the journal: what is appended in between is seen as a change.
     let grown = context.db.feed().watch(id);
-    let row = match context.db.claim_session(org, id).await {
-        Err(DbError::NotFound { .. }) => return Ok(()),
-        other => other?,
+    let was_taken = taken.is_some();
+    let row = match taken {
+        Some(row) => *row,
+        None => match context.db.claim_session(org, id).await {
+            Err(DbError::NotFound { .. } | DbError::Leased { .. } | DbError::LeaseEnded) => {
+                return Ok(Ended::Elsewhere);
+            }
+            other => other?,
+        },
     };
     let config = match AgentConfig::from_document(&row.agent_snapshot) {
         Ok(config) => config,
-        Err(e) => return refuse(context, org, &row, &e).await,
+        Err(e) => {
+            let refused = refuse(context, org, &row, &e).await;
+            return give_back(context, org, &row, refused.map(|()| Rest::Idle)).await;
+        }
     };
     let mut driver = Driver {
         context,
@@ -120,20 +132,40 @@ pub(super) async fn drive(
         noted: None,
         blocked: false,
     };
-    let result = driver.run(stop).await;
+    let result = driver.run(was_taken, stop).await;
     // A cancelled call of the model is simply dropped; the next driver makes it again.
     driver.model = None;
-    let released = match driver.held.take() {
-        Some(held) => held.release(context, org, id, row.home).await,
+    let answered = match driver.held.take() {
+        Some(held) => held.stop_listening(context, row.home).await,
         None => Ok(()),
     };
-    match result {
+    let ended = give_back(context, org, &row, result).await?;
+    answered?;
+    Ok(ended)
+}
+
+/// Gives session and home back, unless somebody else has them.
+async fn give_back(
+    context: &Context,
+    org: OrgId,
+    row: &sessions::Session,
+    result: Result<Rest, DriveError>,
+) -> Result<Ended, DriveError> {
+    let (id, epoch) = (row.id, row.epoch);
+    let rest = match result {
         Err(DriveError::Db(DbError::Fenced { .. })) => {
             tracing::info!(session = %id, "another driver took the session");
-            Ok(())
+            return Ok(Ended::Elsewhere);
         }
-        other => other.and(released.map_err(DriveError::from)),
-    }
+        // Not given away: it is tried again here.
+        Err(error) => {
+            context.db.release_session(org, id, epoch, Rest::Idle).await?;
+            return Err(error);
+        }
+        Ok(rest) => rest,
+    };
+    context.db.release_session(org, id, epoch, rest).await?;
+    Ok(Ended::GaveBack)
 }
 
 /// Ends the turn of a session whose agent cannot be driven, visibly.
@@ -164,12 +196,19 @@ async fn refuse(
 }
 
 impl Driver<'_> {
-    async fn run(&mut self, stop: &CancellationToken) -> Result<(), DriveError> {
-        self.catch_up().await?;
-        self.append(vec![Body::DriverClaimed { epoch: self.epoch }]).await?;
+    async fn run(&mut self, was_taken: bool, stop: &CancellationToken) -> Result<Rest, DriveError> {
+        let draining = self.context.draining.clone();
+        if !was_taken {
+            self.catch_up().await?;
+            self.append(vec![Body::DriverClaimed { epoch: self.epoch }]).await?;
+        }
         loop {
             self.grown.mark_unchanged();
             self.catch_up().await?;
+            // A border: what a model says is whole in the journal, and whoever drives next asks for what runs.
+            if draining.is_cancelled() && self.model.is_none() && !self.is_at_rest() {
+                return Ok(Rest::HandedOver);
+            }
             let wishes = self.session.next();
             if let [Effect::Append(bodies)] = wishes.as_slice() {
                 if bodies.is_empty() {
@@ -182,12 +221,13 @@ impl Driver<'_> {
                 continue;
             }
             if self.is_at_rest() {
-                return Ok(());
+                return Ok(Rest::Idle);
             }
             let deadline = self.deadline();
             tokio::select! {
                 biased;
-                () = stop.cancelled() => return Ok(()),
+                () = stop.cancelled() => return Ok(Rest::HandedOver),
+                () = draining.cancelled(), if self.model.is_none() => {}
                 heard = listen(&mut self.held) => match heard {
                     Heard::Mail(mail) => self.take(mail).await?,
                     Heard::LinkEnded => self.lost("the link to the runner ended".to_owned()).await?,
@@ -314,7 +354,8 @@ impl Driver<'_> {
 
     /// True when something was noted in the journal.
     async fn wake(&mut self) -> Result<bool, DriveError> {
-        let woken = wake::ask(self.context, self.org, self.id, self.home, &mut self.held).await?;
+        let woken =
+            wake::ask(self.context, self.org, (self.id, self.epoch), self.home, &mut self.held).await?;
         match woken {
             Woken::Asked => {
                 self.noted = None;

@@ -1,6 +1,8 @@
 //! Getting a home's sandbox ready: the lease, the runner, the request. Whatever is missing is said in the
 //! journal once and waited for.
 
+use std::time::Duration;
+
 use covey_harness::record::Body;
 use covey_types::{FencingToken, HomeId, OrgId, RunnerId, SessionId};
 use covey_wire::runner::{RunnerToServer, SandboxLimits, ServerToRunner};
@@ -9,6 +11,11 @@ use tokio::sync::{mpsc, watch};
 use super::Context;
 use crate::db::{self, homes};
 use crate::link::{Outbox, RouteGuard};
+
+/// How long the runner that had a home last is waited for, when it is known to be at another server.
+const DIAL_WAIT_MAX: Duration = Duration::from_secs(5);
+/// How often it is looked whether a home that another session has became free, although nobody said so.
+const LOOK_AGAIN: Duration = Duration::from_secs(5);
 
 /// A home that the driver acts on.
 #[derive(Debug)]
@@ -33,7 +40,7 @@ pub(super) enum Woken {
 pub(super) async fn ask(
     context: &Context,
     org: OrgId,
-    session: SessionId,
+    (session, epoch): (SessionId, u64),
     home: HomeId,
     held: &mut Option<Held>,
 ) -> db::Result<Woken> {
@@ -42,10 +49,12 @@ pub(super) async fn ask(
         Woken::Waiting(Body::SandboxWaiting { reason: reason.into() })
     };
     // The runner first: a token belongs to it, and another runner needs a new one, which fences this one out.
-    let Some(outbox) = context.links.place(org, home) else { return Ok(waiting()) };
+    let last = context.db.home(org, home).await?.lease_runner;
+    wait_for_link(context, org, last).await?;
+    let Some(outbox) = context.links.place(org, home, last) else { return Ok(waiting()) };
     let runner = outbox.runner();
     if held.as_ref().is_none_or(|held| held.runner != runner) {
-        let claimed = context.db.claim_home(org, home, session, runner).await?;
+        let claimed = context.db.claim_home(org, home, session, Some(epoch), runner).await?;
         let token = match claimed {
             homes::Claim::HeldBy(other) => {
                 let reason = format!("session {other} acts on the home; this one waits its turn");
@@ -79,16 +88,30 @@ pub(super) async fn ask(
     Ok(Woken::Asked)
 }
 
+/// The runner that has the home may be at other servers and about to dial this one, which has just started. What it has in
+/// no snapshot yet is worth a moment; a runner that only others reach is not worth more.
+async fn wait_for_link(context: &Context, org: OrgId, last: Option<RunnerId>) -> db::Result<()> {
+    let Some(last) = last.filter(|_| context.db.standing().borrow().instance().is_some()) else {
+        return Ok(());
+    };
+    let mut changed = context.links.watch();
+    if context.links.is_connected(last) {
+        return Ok(());
+    }
+    let runners = context.db.list_runners(org).await?;
+    if !runners.iter().any(|runner| runner.id == last && runner.connected) {
+        return Ok(());
+    }
+    let dialled = async { while !context.links.is_connected(last) && changed.changed().await.is_ok() {} };
+    if tokio::time::timeout(DIAL_WAIT_MAX, dialled).await.is_err() {
+        tracing::warn!(runner = %last, "the runner that has the home is at other servers only");
+    }
+    Ok(())
+}
+
 impl Held {
-    /// Stops listening and gives the lease back. What was in the mailbox is answered like mail that comes
-    /// without a driver.
-    pub(super) async fn release(
-        self,
-        context: &Context,
-        org: OrgId,
-        session: SessionId,
-        home: HomeId,
-    ) -> db::Result<()> {
+    /// Stops listening. What was in the mailbox is answered like mail that comes without a driver.
+    pub(super) async fn stop_listening(self, context: &Context, home: HomeId) -> db::Result<()> {
         let Self { mut mail, outbox, route, .. } = self;
         drop(route);
         while let Ok(message) = mail.try_recv() {
@@ -96,8 +119,6 @@ impl Held {
                 crate::link::answer_undriven(&context.links, outbox, home, message).await?;
             }
         }
-        context.db.release_home(org, home, session).await?;
-        context.released.send_modify(|n| *n += 1);
         Ok(())
     }
 }
@@ -111,7 +132,7 @@ pub(super) struct Changes {
 
 impl Changes {
     pub(super) fn new(context: &Context) -> Self {
-        Self { runners: context.links.watch(), leases: context.released.subscribe() }
+        Self { runners: context.links.watch(), leases: context.db.feed().freed() }
     }
 
     /// Waits for the next change since the last look.
@@ -119,6 +140,8 @@ impl Changes {
         let closed = tokio::select! {
             changed = self.runners.changed() => changed.is_err(),
             changed = self.leases.changed() => changed.is_err(),
+            // What another server gave back is told beside its commit, and may not be told at all.
+            () = tokio::time::sleep(LOOK_AGAIN) => false,
         };
         if closed {
             // Both senders live as long as the context; a closed one means the server is being taken apart.

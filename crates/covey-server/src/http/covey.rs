@@ -42,14 +42,18 @@ pub(super) async fn records(
     let after = page::after::<u64>(&query)?.unwrap_or(0);
     api.inner.db.session(org, id).await?;
     let found = api.inner.db.records(org, id, after, limit + 1).await?;
+    let epochs = api.inner.db.epochs(org, id, after, limit).await?;
     let cut = page::cut(found, limit, |record| record.seq);
     let data = cut
         .data
         .iter()
-        .map(|record| {
-            serde_json::to_value(record).map_err(|error| {
+        .zip(epochs)
+        .map(|(record, (_, epoch))| {
+            let mut value = serde_json::to_value(record).map_err(|error| {
                 ApiError::new(covey_types::Fault::Bug, format!("record {}: {error}", record.seq))
-            })
+            })?;
+            value["epoch"] = epoch.into();
+            Ok(value)
         })
         .collect::<Result<_>>()?;
     Ok(Json(Page { data, next_page: cut.next_page }))

@@ -8,12 +8,12 @@ use std::time::Duration;
 use covey_types::{HomeId, OrgId};
 use covey_wire::frame::{self, Decoder, FrameError};
 use covey_wire::generation::{RUNNER_LINK, RUNNER_LINK_MIN, agree};
-use covey_wire::runner::{PublishOutcome, RunnerToServer, ServerToRunner};
+use covey_wire::runner::{PublishOutcome, RunnerToServer, SERVERS_MAX, ServerToRunner};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
-use super::{Connected, Links, OUTBOX_MAX, Outbox};
+use super::{Connected, Links, OUTBOX_MAX, Outbox, SERVERS_SINCE};
 use crate::db::DbError;
 use crate::db::snapshots::{Publish, Published};
 
@@ -97,6 +97,7 @@ where
     let end = tokio::select! {
         end = read_all(&mut source, &mut reader, links, &outbox) => end,
         end = write_all(queue, &mut writer) => end,
+        never = tell_servers(links, &outbox) => never,
         () = outbox.stop.cancelled() => LinkError::Replaced,
         () = stop.cancelled() => LinkError::Replaced,
     };
@@ -108,6 +109,26 @@ where
         tracing::warn!(error = %e, "could not note that the runner went");
     }
     end
+}
+
+/// Tells the runner at which servers it shall be, as often as that changes.
+async fn tell_servers(links: &Links, outbox: &Outbox) -> LinkError {
+    let (mut servers, standing) = (links.db.servers(), links.db.standing());
+    loop {
+        let known = servers.borrow_and_update().clone();
+        let own = standing.borrow().instance();
+        let own = known.iter().find(|server| Some(server.id) == own).map(|server| server.address.clone());
+        if let Some(own) = own.filter(|_| outbox.version() >= SERVERS_SINCE) {
+            let all = known.into_iter().map(|server| server.address).take(SERVERS_MAX).collect();
+            if outbox.send(ServerToRunner::Servers { own, all }).is_err() {
+                return LinkError::Replaced;
+            }
+        }
+        if servers.changed().await.is_err() {
+            // The database is closed with the server, which ends this link as well.
+            return std::future::pending().await;
+        }
+    }
 }
 
 struct Source {
@@ -443,7 +464,7 @@ mod tests {
             say(&mut first, &hello((1, 1), None)).await;
             assert!(matches!(hear(&mut first).await, ServerToRunner::Welcome { .. }));
             let outbox = loop {
-                if let Some(outbox) = f.links.place(f.org, home) {
+                if let Some(outbox) = f.links.place(f.org, home, None) {
                     break outbox;
                 }
                 tokio::task::yield_now().await;
@@ -452,7 +473,7 @@ mod tests {
             assert!(matches!(hear(&mut second).await, ServerToRunner::Welcome { .. }));
             outbox.ended().await;
             assert_eq!(outbox.send(ServerToRunner::Heartbeat), Err(super::super::LinkEnded));
-            let newer = f.links.place(f.org, home).expect("the newer link stands");
+            let newer = f.links.place(f.org, home, None).expect("the newer link stands");
             newer.send(ServerToRunner::Heartbeat).unwrap();
             drop(second);
         };

@@ -73,7 +73,7 @@ async fn at_once_when_they_are_there_and_else_when_they_dial_in() {
     let mut old = dial(&links, org, 2).await;
     let home = HomeId::from_uuid(Uuid::from_u128(1));
     let outbox = loop {
-        match links.place(org, home).filter(|outbox| outbox.version() == 2) {
+        match links.place(org, home, None).filter(|outbox| outbox.version() == 2) {
             Some(outbox) => break outbox,
             None => tokio::task::yield_now().await,
         }

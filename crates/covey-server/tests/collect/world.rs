@@ -72,7 +72,7 @@ impl World {
         };
         let session = self.db.create_session(org, &new, vec![]).await.unwrap().id;
         let runner = RunnerId::from_uuid(Uuid::nil());
-        let claimed = self.db.claim_home(org, agent.home, session, runner).await.unwrap();
+        let claimed = self.db.claim_home(org, agent.home, session, None, runner).await.unwrap();
         let Claim::Granted(token) = claimed else { panic!("a new home is held") };
         let dir = self.dir.path().join(name);
         fs::create_dir(&dir).unwrap();
