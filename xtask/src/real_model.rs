@@ -20,6 +20,9 @@ use crate::{metadata::Metadata, process};
 /// Options of `cargo xtask real-model`.
 #[derive(Debug, Args)]
 pub(crate) struct RealModelArgs {
+    /// A `covey` that is there already, instead of building one.
+    #[arg(long, value_name = "PROGRAM")]
+    covey: Option<PathBuf>,
     /// A `llama-server` that is there already, instead of building one.
     #[arg(long, value_name = "PROGRAM")]
     server: Option<PathBuf>,
@@ -45,9 +48,7 @@ const CALLS_ENOUGH: usize = 6;
 const MODEL: &str = "smollm2-135m";
 
 pub(crate) fn run(root: &Path, args: &RealModelArgs) -> Result<()> {
-    let mut build = process::cargo(root);
-    process::run(build.args(["build", "--locked", "--release"]), BUILD_LIMIT)?;
-    let covey = Metadata::read(root)?.target_directory.join("release/covey");
+    let covey = args.covey.clone().map_or_else(|| built_covey(root), Ok)?;
     let tools = root.join(".test-env");
     let data = tempfile::Builder::new().prefix("covey-real-model-").tempdir()?;
     let model =
@@ -86,6 +87,12 @@ pub(crate) fn run(root: &Path, args: &RealModelArgs) -> Result<()> {
         bail!("in {} sessions the model called no tool with success and came to an end", tried.len());
     }
     Ok(())
+}
+
+fn built_covey(root: &Path) -> Result<PathBuf> {
+    let mut build = process::cargo(root);
+    process::run(build.args(["build", "--locked", "--release"]), BUILD_LIMIT)?;
+    Ok(Metadata::read(root)?.target_directory.join("release/covey"))
 }
 
 /// What a session showed.
