@@ -14,7 +14,7 @@ use crate::endpoint::Endpoint;
 use crate::reading::Ids;
 use crate::{ModelAnswer, ModelDelta, ModelFailure};
 
-pub use parse::parse;
+pub use parse::{cut_answer, parse};
 pub use request::{Asked, request};
 
 /// Times that an answer is asked for again because it was not in the form; then the call has failed.
@@ -41,7 +41,17 @@ pub async fn ask(
         spent.add(&answer.usage);
         let text = said(&answer);
         let is_whole = !matches!(answer.stop_reason.as_str(), "max_tokens" | "refusal");
-        if schema.is_none() || !is_whole {
+        if schema.is_none() {
+            on_delta(ModelDelta::Text(text));
+            return Ok(ModelAnswer { usage: spent.usage(), ..answer });
+        }
+        if let Some(words) = cut_answer(&text) {
+            on_delta(ModelDelta::Text(words.clone()));
+            let content = vec![json!({"type": "text", "text": words})];
+            let stop_reason = if is_whole { "max_tokens".to_owned() } else { answer.stop_reason };
+            return Ok(ModelAnswer { content, stop_reason, usage: spent.usage(), ..answer });
+        }
+        if !is_whole {
             on_delta(ModelDelta::Text(text));
             return Ok(ModelAnswer { usage: spent.usage(), ..answer });
         }

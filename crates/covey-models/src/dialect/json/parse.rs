@@ -50,6 +50,16 @@ pub fn parse(text: &str, ids: &Ids) -> Result<Vec<Value>, String> {
     Ok(content)
 }
 
+/// The words of an answer that ends in their middle: the limit of output tokens was reached, whatever the server calls it.
+pub fn cut_answer(text: &str) -> Option<String> {
+    let open = &text[text.find('{')?..];
+    let closed = format!("{}\"}}", open.trim_end_matches('\\'));
+    let object: Map<String, Value> = serde_json::from_str(&closed).ok()?;
+    let mut fields = object.iter();
+    let (Some((field, Value::String(words))), None) = (fields.next(), fields.next()) else { return None };
+    (ANSWER_FIELDS.contains(&field.as_str()) && !words.trim().is_empty()).then(|| words.clone())
+}
+
 enum Said {
     Words(String),
     Call { name: String, input: Value },
@@ -154,6 +164,17 @@ mod tests {
         assert_eq!(read(text), Ok(expected));
         let spoken = r#"{"tool":"a","input":{}} {"answer":"It is done."}"#;
         assert_eq!(read(spoken), Ok(json!([{"name": "a", "input": {}}])));
+    }
+
+    #[test]
+    fn an_answer_that_was_cut_keeps_its_words_and_a_call_that_was_cut_is_none() {
+        assert_eq!(cut_answer("{\"answer\": \"It is 12").as_deref(), Some("It is 12"));
+        assert_eq!(cut_answer("{\"answer\": \"a \\\"b\\").as_deref(), Some("a \"b"));
+        for text in
+            ["{\"tool\":\"bash\",\"input\":{\"command\":\"rm", "{\"answer\":", "words", "{\"answer\":\"a\"}"]
+        {
+            assert_eq!(cut_answer(text), None, "{text}");
+        }
     }
 
     #[test]
