@@ -3,8 +3,8 @@
 
 #![no_main]
 
-use covey_server::model::assemble::Assembler;
-use covey_server::model::sse::{SseEvent, SseParser};
+use covey_models::messages::assemble::Assembler;
+use covey_models::sse::{SseEvent, SseParser};
 use libfuzzer_sys::fuzz_target;
 
 fn parse<'a>(pieces: impl Iterator<Item = &'a [u8]>) -> Option<Vec<SseEvent>> {

@@ -13,6 +13,7 @@ mod metadata;
 mod postgres_server;
 mod process;
 mod python;
+mod real_model;
 mod spdx;
 mod store;
 mod test;
@@ -51,6 +52,8 @@ enum Task {
     CutPower(store::CutPowerArgs),
     /// Kills server, runner and sandboxes at random moments and checks that nothing is lost.
     Chaos(chaos::ChaosArgs),
+    /// A real, very small model drives a turn with a tool call; builds its server first.
+    RealModel(real_model::RealModelArgs),
 }
 
 /// The root of the checkout.
@@ -75,6 +78,7 @@ fn run() -> anyhow::Result<ExitCode> {
         Task::KillStore(args) => store::kill_store(&root, &args)?,
         Task::CutPower(args) => store::cut_power(&root, &args)?,
         Task::Chaos(args) => chaos::run(&root, &args)?,
+        Task::RealModel(args) => real_model::run(&root, &args)?,
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -97,7 +97,11 @@ const STAGES: [Stage; 19] = [
         run: buckets::run,
     },
     Stage { name: "build", about: "the release binary, which the stages below use", run: product::build },
-    Stage { name: "sdk-python", about: "the official Python SDK against `covey up`", run: sdk::python },
+    Stage {
+        name: "sdk-python",
+        about: "the official Python SDKs against `covey up` and the scripted model",
+        run: sdk::python,
+    },
     Stage {
         name: "sdk-typescript",
         about: "the official TypeScript SDK against `covey up`",

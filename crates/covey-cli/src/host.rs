@@ -21,8 +21,6 @@ use covey_server::collect::CollectConfig;
 use covey_server::config::Config;
 use covey_server::db::{DataLock, DatabaseUrl, Db};
 use covey_server::link::Trust;
-use covey_server::model::Model;
-use covey_server::model::scripted::{ScriptFile, ScriptedModel};
 use covey_server::store_link::LinkedStores;
 use covey_server::stores::Stores;
 use covey_server::{Homes, Server};
@@ -31,6 +29,7 @@ use tokio::net::{TcpListener, UnixListener, UnixStream};
 use tokio_util::sync::CancellationToken;
 
 use crate::global::{CLIENT_FILE, ClientFile};
+use crate::model_choice::ModelChoice;
 use crate::remote_dial::RemoteDial;
 use crate::sharing::Sharing;
 use crate::store_identity;
@@ -43,15 +42,6 @@ use crate::units::{self, Amount};
 const LINK_BYTES: usize = 256 * 1024;
 /// The name that the local token has in lists.
 const LOCAL_TOKEN: &str = "local";
-
-/// Which model a server asks.
-#[derive(Debug, Clone)]
-pub(crate) enum ModelChoice {
-    /// A Messages-compatible endpoint; none: `COVEY_MODEL_URL`, `ANTHROPIC_BASE_URL`, then the vendor's.
-    Endpoint(Option<String>),
-    /// A script in place of a model.
-    Script(PathBuf),
-}
 
 /// Where things are kept on this machine.
 #[derive(Debug, Clone)]
@@ -152,7 +142,7 @@ pub(crate) fn remove(dir: &Path) -> Result<bool> {
     }
 }
 
-fn setting(name: &str) -> Option<String> {
+pub(crate) fn setting(name: &str) -> Option<String> {
     std::env::var(name).ok().filter(|value| !value.trim().is_empty())
 }
 
@@ -203,7 +193,7 @@ impl RunningServer {
         sharing: &Sharing,
     ) -> Result<Self> {
         let mut config = Config { data_dir: layout.data_dir.clone(), listen, ..Config::default() };
-        let model = choose_model(&mut config, model)?;
+        let model = model.open(&mut config)?;
         let location = layout.store_location()?;
         // With its state elsewhere, a server still has this directory for itself.
         let lock = match database {
@@ -321,31 +311,6 @@ impl RunningServer {
         self.server.shutdown().await;
         self.serving.await.context("the API's task")?.context("the API")?;
         Ok(())
-    }
-}
-
-fn choose_model(config: &mut Config, model: &ModelChoice) -> Result<Arc<dyn Model>> {
-    let variable = |name: &str| setting(name);
-    match model {
-        ModelChoice::Script(path) => {
-            let script = ScriptFile::read(path)
-                .with_context(|| format!("the model script {} cannot be used", path.display()))?;
-            Ok(Arc::new(ScriptedModel::new(script)))
-        }
-        ModelChoice::Endpoint(url) => {
-            let url =
-                url.clone().or_else(|| setting("COVEY_MODEL_URL")).or_else(|| setting("ANTHROPIC_BASE_URL"));
-            if let Some(url) = url {
-                config.model_url = url;
-            }
-            if config.lacks_model_key(&variable) {
-                tracing::warn!(
-                    "no model key is set: sessions will fail at their first model call; set ANTHROPIC_API_KEY (or \
-                     COVEY_MODEL_KEY) and start again, or choose another endpoint with --model-url"
-                );
-            }
-            Ok(Arc::new(config.model_client(&variable)?))
-        }
     }
 }
 

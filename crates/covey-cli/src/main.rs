@@ -9,6 +9,7 @@ mod exit_code;
 mod global;
 mod heap;
 mod host;
+mod model_choice;
 mod output;
 mod progress;
 mod remote_dial;

@@ -41,6 +41,11 @@ pub(crate) fn event(event: &Value) -> Option<String> {
         "sandbox.waiting" => Some(format!("· waiting for a sandbox: {}", said(event, "reason"))),
         "sandbox.failed" => Some(format!("! no sandbox: {}", said(event, "detail"))),
         "sandbox.lost" => Some(format!("! the sandbox was lost: {}", said(event, "reason"))),
+        "model.failed_over" => Some(format!(
+            "! {} does not answer: {} is asked now",
+            event["from"].as_str().unwrap_or("the model"),
+            said(event, "to")
+        )),
         // Spans, usage and whatever a newer server sends.
         _ => None,
     }

@@ -10,6 +10,9 @@ pub const OUTPUT_TOKENS_DEFAULT: u64 = 16_000;
 /// Tokens that the model's context holds when the agent does not say.
 pub const CONTEXT_TOKENS_DEFAULT: u64 = 200_000;
 
+/// An answer takes at most this part of the context, when the agent does not say.
+const ANSWER_SHARE: u64 = 4;
+
 /// How the toolset is named in an agent's `tools`.
 const TOOLSET_TYPE: &str = "agent_toolset_20260401";
 
@@ -41,6 +44,15 @@ pub struct AgentConfig {
     pub tools: Vec<Value>,
     /// Who runs which of them.
     pub rules: ToolRules,
+    /// Whether the agent itself says how much the context holds, and how much an answer may have.
+    says: Says,
+}
+
+/// What an agent's document says of its model.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Says {
+    context_tokens: bool,
+    max_tokens: bool,
 }
 
 /// How calls of the tools are treated.
@@ -106,17 +118,36 @@ impl AgentConfig {
                 "name": name, "description": tool["description"], "input_schema": tool["input_schema"],
             }));
         }
-        Ok(Self {
+        let number = |field: &str| model[field].as_u64().filter(|n| *n > 0);
+        let (context_tokens, max_tokens) = (number("context_tokens"), number("max_tokens"));
+        let says = Says { context_tokens: context_tokens.is_some(), max_tokens: max_tokens.is_some() };
+        let config = Self {
             model: name.ok_or(InvalidConfig::NoModel)?.to_owned(),
             system: document["system"].as_str().filter(|s| !s.trim().is_empty()).map(str::to_owned),
-            max_tokens: model["max_tokens"].as_u64().filter(|n| *n > 0).unwrap_or(OUTPUT_TOKENS_DEFAULT),
-            context_tokens: model["context_tokens"]
-                .as_u64()
-                .filter(|n| *n > 0)
-                .unwrap_or(CONTEXT_TOKENS_DEFAULT),
+            max_tokens: max_tokens.unwrap_or(OUTPUT_TOKENS_DEFAULT),
+            context_tokens: context_tokens.unwrap_or(CONTEXT_TOKENS_DEFAULT),
             tools,
             rules,
-        })
+            says,
+        };
+        Ok(config.with_bounded_answer())
+    }
+
+    /// What the operator says of the model's context, unless the agent says it itself.
+    #[must_use]
+    pub fn with_context_default(mut self, tokens: Option<u64>) -> Self {
+        if let Some(tokens) = tokens.filter(|_| !self.says.context_tokens) {
+            self.context_tokens = tokens;
+        }
+        self.with_bounded_answer()
+    }
+
+    /// An answer of the default length must leave room for the conversation.
+    fn with_bounded_answer(mut self) -> Self {
+        if !self.says.max_tokens {
+            self.max_tokens = OUTPUT_TOKENS_DEFAULT.min((self.context_tokens / ANSWER_SHARE).max(1));
+        }
+        self
     }
 
     /// The system prompt's blocks. The last one carries the cache point that covers tools and system.
@@ -175,6 +206,19 @@ mod tests {
         let only = json!([{"type": "custom", "name": "deploy"}]);
         let config = AgentConfig::from_document(&json!({"model": "m", "tools": only})).unwrap();
         assert!(config.system_blocks().as_array().unwrap().is_empty(), "no sandbox, no home");
+    }
+
+    #[test]
+    fn the_operator_says_how_large_the_context_is_unless_the_agent_does() {
+        let of = |model: Value, tokens| {
+            let config = AgentConfig::from_document(&json!({"model": model})).unwrap();
+            let config = config.with_context_default(tokens);
+            (config.context_tokens, config.max_tokens)
+        };
+        assert_eq!(of(json!("m"), None), (CONTEXT_TOKENS_DEFAULT, OUTPUT_TOKENS_DEFAULT));
+        assert_eq!(of(json!("m"), Some(8192)), (8192, 2048));
+        assert_eq!(of(json!({"id": "m", "max_tokens": 9}), Some(8192)), (8192, 9));
+        assert_eq!(of(json!({"id": "m", "context_tokens": 4000}), Some(8192)), (4000, 1000));
     }
 
     #[test]

@@ -263,6 +263,9 @@ pub enum Body {
         /// It is a summary of the conversation and no part of it.
         #[serde(default, skip_serializing_if = "std::ops::Not::not")]
         compact: bool,
+        /// Who answered, by its name in the models file; none where there is no such file.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        provider: Option<String>,
     },
     /// Public: from here on the model is sent a summary in place of the older part of the conversation; the journal
     /// keeps all of it.
@@ -292,6 +295,27 @@ pub enum Body {
         request_id: Option<String>,
         /// A random number from 0 to 1000, drawn once, so that the wait can be computed again.
         jitter_permille: u16,
+        /// Who did not answer, by its name in the models file.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        provider: Option<String>,
+        /// Who is asked from the next attempt on.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        next_provider: Option<String>,
+        /// The conversation is longer than the model's context.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        too_long: bool,
+    },
+    /// Public: a provider did not answer several times in a row, and another one is asked for the rest of the turn.
+    #[serde(rename = "model.failed_over")]
+    ModelFailedOver {
+        /// Who did not answer, by its name in the models file.
+        from: Option<String>,
+        /// Who is asked now.
+        to: String,
+        /// How often in a row.
+        failures: u32,
+        /// The last failure; never contains a key.
+        reason: String,
     },
     /// Private: the call was cancelled; its partial answer is dropped.
     #[serde(rename = "model.abandoned")]
@@ -569,6 +593,7 @@ impl Body {
             Self::ModelDone { .. } => "model.done",
             Self::ContextCompacted { .. } => "agent.thread_context_compacted",
             Self::ModelFailed { .. } => "model.failed",
+            Self::ModelFailedOver { .. } => "model.failed_over",
             Self::ModelAbandoned { .. } => "model.abandoned",
             Self::AgentThinking {} => "agent.thinking",
             Self::AgentMessage { .. } => "agent.message",
@@ -736,6 +761,7 @@ mod tests {
                 origin: HomeOrigin::Restored,
                 from_generation: Some(Generation(1)),
             },
+            Body::ModelFailedOver { from: None, to: "b".into(), failures: 3, reason: "r".into() },
             Body::UserInterrupt {},
             Body::StatusIdle {
                 stop_reason: StopReason::RequiresAction { event_ids: vec![step_event(step(3))] },
@@ -781,6 +807,19 @@ mod tests {
                 "id": "sevt_00000000000000000000000000000007", "processed_at": "1970-01-01T00:00:00.000Z",
             })
         );
+    }
+
+    #[test]
+    fn records_from_before_there_were_providers_are_read() {
+        let done = json!({"type": "model.done", "step": step(1), "content": [], "stop_reason": "end_turn",
+            "usage": {}, "model": "m", "request_id": null});
+        let failed = json!({"type": "model.failed", "step": step(1), "attempt": 1, "failure": "transient",
+            "status": 529, "retry_after_ms": null, "detail": "d", "request_id": null, "jitter_permille": 3});
+        for old in [done, failed] {
+            let body: Body = serde_json::from_value(old.clone()).unwrap();
+            // And an older reader finds nothing new in what is written without one.
+            assert_eq!(serde_json::to_value(&body).unwrap(), old);
+        }
     }
 
     #[test]

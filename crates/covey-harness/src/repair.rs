@@ -27,7 +27,31 @@ pub struct Message {
     pub content: Vec<Value>,
     /// The model that made it; thinking is replayed to its maker only.
     pub producer: Option<String>,
+    /// The provider that answered with it; none where there is only one.
+    pub provider: Option<String>,
 }
+
+/// Who will read the history.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Reader<'a> {
+    /// The model that answered last there.
+    pub model: Option<&'a str>,
+    /// The provider; none where there is only one.
+    pub provider: Option<&'a str>,
+    /// The wire over which it is asked.
+    pub wire: &'a str,
+}
+
+impl Reader<'_> {
+    /// Whether something that this provider made may go to the reader. What was recorded before providers had names
+    /// may: then there was one.
+    pub(crate) fn is_from(&self, provider: Option<&str>) -> bool {
+        self.provider.is_none() || provider.is_none() || self.provider == provider
+    }
+}
+
+/// Type of a block that only the wire understands that its `wire` names.
+const WIRE_ITEM_TYPE: &str = "wire_item";
 
 const NO_RESULT: &str = "interrupted, may have had effects: no result of this call is known";
 const EMPTY_RESULT: &str = "(no output)";
@@ -35,15 +59,17 @@ const BEGINNING: &str = "(The beginning of the conversation is not available.)";
 /// What the user side says when there is nothing else to answer an answer with.
 pub(crate) const GO_ON: &str = "Go on.";
 
-/// Makes a history sendable to `model`.
-pub fn repair(history: &[Message], model: Option<&str>) -> Vec<Value> {
+/// Makes a history sendable to `reader`.
+pub fn repair(history: &[Message], reader: &Reader<'_>) -> Vec<Value> {
     let mut out = Output::default();
     for message in history {
         match message.role {
             Role::User => out.user(&message.content),
             Role::Assistant => {
-                let own = message.producer.as_deref() == model || message.producer.is_none();
-                out.assistant(&message.content, own);
+                let is_from_there = reader.is_from(message.provider.as_deref());
+                let own = message.producer.as_deref() == reader.model || message.producer.is_none();
+                let wire = is_from_there.then_some(reader.wire);
+                out.assistant(&message.content, own && is_from_there, wire);
             }
         }
     }
@@ -93,7 +119,7 @@ impl Output {
         self.push(Role::User, blocks);
     }
 
-    fn assistant(&mut self, content: &[Value], own: bool) {
+    fn assistant(&mut self, content: &[Value], own: bool, wire: Option<&str>) {
         self.close_open_calls();
         if self.messages.is_empty() {
             self.push(Role::User, vec![json!({"type": "text", "text": BEGINNING})]);
@@ -104,6 +130,7 @@ impl Output {
                 "" | "tool_result" | "image" | "document" => {}
                 "text" if is_empty_text(block) => {}
                 "thinking" | "redacted_thinking" if !own || !is_whole_thinking(block) => {}
+                WIRE_ITEM_TYPE if block["wire"].as_str() != wire => {}
                 "tool_use" => blocks.extend(self.repaired_call(block)),
                 _ => blocks.push(block.clone()),
             }
@@ -217,6 +244,8 @@ mod tests {
     use super::*;
     use crate::verify::{check_prefix, check_request};
 
+    const M: Reader<'static> = Reader { model: Some("m"), provider: None, wire: "" };
+
     fn body(messages: Vec<Value>) -> Map<String, Value> {
         let body = json!({"model": "m", "max_tokens": 1, "messages": messages});
         body.as_object().unwrap().clone()
@@ -240,6 +269,8 @@ mod tests {
             Just(json!({"type": "image", "source": {}})),
             Just(json!({"type": "server_tool_use", "id": "s", "name": "web_search", "input": {}})),
             Just(json!({"type": "new_kind_of_block"})),
+            Just(json!({"type": WIRE_ITEM_TYPE, "wire": "", "item": {}})),
+            Just(json!({"type": WIRE_ITEM_TYPE, "wire": "other", "item": {}})),
             Just(json!({"type": "text"})),
             Just(json!("not a block")),
             Just(json!({})),
@@ -252,6 +283,7 @@ mod tests {
                 role: if user { Role::User } else { Role::Assistant },
                 content,
                 producer: Some(if own { "m" } else { "other" }.to_owned()),
+                provider: None,
             },
         );
         prop::collection::vec(message, 0..8)
@@ -260,13 +292,13 @@ mod tests {
     proptest! {
         #[test]
         fn any_history_becomes_a_request_that_the_strict_verifier_accepts(history in history()) {
-            let request = body(repair(&history, Some("m")));
+            let request = body(repair(&history, &M));
             prop_assert_eq!(check_request(&request), Ok(()), "{}", Value::Object(request.clone()));
         }
 
         #[test]
         fn repair_is_deterministic(history in history()) {
-            prop_assert_eq!(repair(&history, Some("m")), repair(&history, Some("m")));
+            prop_assert_eq!(repair(&history, &M), repair(&history, &M));
         }
     }
 
@@ -276,11 +308,13 @@ mod tests {
             role: Role::User,
             content: content.as_array().unwrap().clone(),
             producer: None,
+            provider: None,
         };
         let answer = |content: Value| Message {
             role: Role::Assistant,
             content: content.as_array().unwrap().clone(),
             producer: Some("m".into()),
+            provider: None,
         };
         let call =
             json!({"type": "tool_use", "id": "a", "name": "bash", "input": {"z": 1, "a": 2}, "extra": 1});
@@ -292,9 +326,9 @@ mod tests {
             answer(json!([{"type": "text", "text": "done"}])),
             user(json!([{"type": "text", "text": "more"}])),
         ];
-        let short = repair(&history[..3], Some("m"));
+        let short = repair(&history[..3], &M);
         assert_eq!(json!(short[1]["content"]).to_string(), json!([thinking, call]).to_string());
-        let long = repair(&history, Some("m"));
+        let long = repair(&history, &M);
         assert_eq!(check_prefix(&body(short), &body(long)), Ok(()));
     }
 
@@ -306,8 +340,29 @@ mod tests {
             role: Role::Assistant,
             content: vec![thinking, text.clone()],
             producer: Some("a".into()),
+            provider: None,
         };
-        let sent = repair(&[message], Some("b"));
+        let sent = repair(&[message], &Reader { model: Some("b"), ..M });
         assert_eq!(sent[1]["content"], json!([text]));
+    }
+
+    #[test]
+    fn what_one_provider_or_wire_made_goes_to_no_other() {
+        let thinking = json!({"type": "thinking", "thinking": "t", "signature": "s"});
+        let item = json!({"type": WIRE_ITEM_TYPE, "wire": "w", "item": {"type": "reasoning"}});
+        let text = json!({"type": "text", "text": "x"});
+        let message = Message {
+            role: Role::Assistant,
+            content: vec![thinking.clone(), item.clone(), text.clone()],
+            producer: Some("m".into()),
+            provider: Some("a".into()),
+        };
+        let sent = |provider, wire| {
+            let reader = Reader { model: Some("m"), provider, wire };
+            repair(std::slice::from_ref(&message), &reader)[1]["content"].clone()
+        };
+        assert_eq!(sent(Some("a"), "w"), json!([thinking, item, text]));
+        assert_eq!(sent(Some("a"), "v"), json!([thinking, text]));
+        assert_eq!(sent(Some("b"), "w"), json!([text]), "the same model and wire, but other signatures");
     }
 }

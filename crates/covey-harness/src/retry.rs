@@ -5,6 +5,9 @@ use covey_types::Fault;
 
 /// Attempts of one model step: about twenty minutes of a provider's bad weather.
 pub const MODEL_ATTEMPTS_MAX: u32 = 24;
+/// Failures in a row after which the next provider is asked, where there is one: enough that a short burst of refusals
+/// does not move a session to another model, few enough that nobody waits long for a provider that is down.
+pub const FAILURES_BEFORE_FAILOVER: u32 = 3;
 /// Attempts to get a sandbox ready: a few minutes.
 pub const WAKE_ATTEMPTS_MAX: u32 = 10;
 /// The first wait; each later one is twice as long.

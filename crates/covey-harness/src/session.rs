@@ -17,7 +17,7 @@ use covey_types::{
 use serde_json::{Map, Value, json};
 
 use crate::config::AgentConfig;
-use crate::prompt::{self, CallResult, Entry};
+use crate::prompt::{self, Addressee, CallResult, Entry};
 use crate::record::{
     Body, Confirmation, FailureKind, HomeOrigin, ModelUsage, Permission, Record, StopReason, derived_uuid,
     step_event,
@@ -61,6 +61,7 @@ enum ModelState {
         status: Option<u16>,
         detail: String,
         until: Timestamp,
+        too_long: bool,
     },
     /// There is a summary; what it replaces is decided in the same transaction.
     Summarised,
@@ -151,6 +152,10 @@ pub struct Session {
     /// Steps begun so far; numbers the next one.
     steps_begun: u64,
     requests_this_turn: u32,
+    /// Who is asked for the rest of the turn; none: whoever comes first.
+    provider: Option<String>,
+    /// Failures in a row of the provider that is asked now.
+    provider_failures: u32,
     /// Grows when what is under way elsewhere becomes unknown.
     era: u64,
     sandbox: Option<SandboxId>,
@@ -188,6 +193,8 @@ impl Session {
             calls: Vec::new(),
             steps_begun: 0,
             requests_this_turn: 0,
+            provider: None,
+            provider_failures: 0,
             era: 0,
             sandbox: None,
             last_sandbox: None,
@@ -246,12 +253,27 @@ impl Session {
         self.unsecured.iter().map(|f| f.step)
     }
 
-    /// The body of the request that [`crate::Effect::CallModel`] asks for.
+    /// The body of the request that [`crate::Effect::CallModel`] asks for, where there is one provider.
     pub fn request(&self) -> Map<String, Value> {
+        self.request_to(Addressee::default())
+    }
+
+    /// The same for one of several providers.
+    pub fn request_to(&self, to: Addressee<'_>) -> Map<String, Value> {
         match self.model {
-            ModelState::Intended { compact: true, .. } => self.summary_request(),
-            _ => prompt::build(&self.config, &self.conversation),
+            ModelState::Intended { compact: true, .. } => self.summary_request(to),
+            _ => prompt::build(&self.config, &self.conversation, to),
         }
+    }
+
+    /// The agent's name of the model.
+    pub fn model(&self) -> &str {
+        &self.config.model
+    }
+
+    /// The provider that the rest of the turn stays with, after another one did not answer.
+    pub fn provider(&self) -> Option<&str> {
+        self.provider.as_deref()
     }
 
     /// The step id with that number: computed, so that every fold of the same journal names it alike.
@@ -341,6 +363,7 @@ impl Session {
             | Body::HomeReplaced { .. }
             | Body::HomeRolledBack { .. } => self.apply_home(record),
             Body::StatusRescheduled {}
+            | Body::ModelFailedOver { .. }
             | Body::Error { .. }
             | Body::SpanStart { .. }
             | Body::SpanEnd { .. }
@@ -356,6 +379,9 @@ impl Session {
         if !self.turn_open {
             self.turn_open = true;
             self.requests_this_turn = 0;
+            // The first provider gets its chance once per turn.
+            self.provider = None;
+            self.provider_failures = 0;
             self.model = ModelState::Quiet;
             self.results_taken.clear();
         }
@@ -374,6 +400,9 @@ impl Session {
     }
 
     fn apply_model(&mut self, record: &Record) {
+        if let Body::ModelIntended { attempt: 1, .. } | Body::ModelDone { .. } = record.body {
+            self.provider_failures = 0;
+        }
         match &record.body {
             Body::ModelIntended { step, attempt, compact: true, .. } => {
                 if *attempt <= 1 {
@@ -403,16 +432,13 @@ impl Session {
                 self.model = ModelState::Intended { step: *step, attempt: *attempt, compact: false };
             }
             Body::ModelDone { compact: true, .. } => self.model = ModelState::Summarised,
-            Body::ModelDone { content, stop_reason, model, usage, .. } => {
-                let used = ModelUsage::of(usage);
-                self.context_used = used.input_tokens
-                    + used.output_tokens
-                    + used.cache_read_input_tokens
-                    + used.cache_creation_input_tokens;
+            Body::ModelDone { content, stop_reason, model, usage, provider, .. } => {
+                self.context_used = context_of(usage);
                 let had_calls = content.iter().any(|b| b["type"] == "tool_use");
                 self.conversation.push(Entry::Answer {
                     content: content.clone(),
                     model: model.clone(),
+                    provider: provider.clone(),
                     results: Vec::new(),
                 });
                 self.model = ModelState::Answered { stop_reason: stop_reason.clone(), had_calls };
@@ -425,9 +451,19 @@ impl Session {
                 retry_after_ms,
                 detail,
                 jitter_permille,
+                next_provider,
+                too_long,
                 ..
             } => {
-                let wait = retry::wait_ms(*attempt, *jitter_permille, *retry_after_ms);
+                let wait = match next_provider {
+                    // Another one has nothing to do with how long this one wants to be left alone.
+                    Some(_) => retry::wait_ms(1, *jitter_permille, None),
+                    None => retry::wait_ms(*attempt, *jitter_permille, *retry_after_ms),
+                };
+                self.provider_failures = if next_provider.is_some() { 0 } else { self.provider_failures + 1 };
+                if next_provider.is_some() {
+                    self.provider.clone_from(next_provider);
+                }
                 let compact = matches!(self.model, ModelState::Intended { compact: true, .. });
                 self.model = ModelState::Failed {
                     step: *step,
@@ -437,6 +473,7 @@ impl Session {
                     status: *status,
                     detail: detail.clone(),
                     until: later(record.at, wait),
+                    too_long: *too_long,
                 };
             }
             _ => self.model = ModelState::Quiet,
@@ -619,6 +656,17 @@ impl Session {
             _ => {}
         }
     }
+}
+
+/// Tokens that the conversation took in the context, answer included: their sum, unless the usage is that of several
+/// requests and says so.
+fn context_of(usage: &Value) -> u64 {
+    let used = ModelUsage::of(usage);
+    usage["context_tokens"].as_u64().unwrap_or_else(|| {
+        [used.output_tokens, used.cache_read_input_tokens, used.cache_creation_input_tokens]
+            .into_iter()
+            .fold(used.input_tokens, u64::saturating_add)
+    })
 }
 
 /// Calls that the note about a rolled back home spells out; more are only counted.

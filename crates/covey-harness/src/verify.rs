@@ -9,6 +9,8 @@ use serde_json::{Map, Value};
 /// How the message begins that stands for an older part of the conversation.
 pub const COMPACTED_MARK: &str =
     "[covey] An older part of this conversation was left out, because your context is limited.";
+/// How the last words of a request begin that asks for a summary of the conversation.
+pub const COMPACT_ASK_MARK: &str = "[covey] This conversation is about to be too long for your context.";
 /// Cache points that the provider accepts in one request.
 pub const CACHE_POINTS_MAX: usize = 4;
 

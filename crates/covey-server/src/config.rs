@@ -9,8 +9,7 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
-use crate::model::anthropic::{Anthropic, AnthropicError, CallLimits, Credential};
-use crate::model::secret::Secret;
+use crate::model::{CallLimits, Credential, Endpoint, EndpointError, Secret, Wire};
 
 /// Where the model is when nothing else is said.
 pub const MODEL_URL_DEFAULT: &str = "https://api.anthropic.com";
@@ -62,7 +61,7 @@ pub enum ConfigError {
     },
     /// The model's URL or key.
     #[error(transparent)]
-    Model(#[from] AnthropicError),
+    Model(#[from] EndpointError),
 }
 
 impl Config {
@@ -107,9 +106,9 @@ impl Config {
     ///
     /// # Errors
     /// When URL or key are not usable.
-    pub fn model_client(&self, variable: &dyn Fn(&str) -> Option<String>) -> Result<Anthropic, ConfigError> {
+    pub fn model_client(&self, variable: &dyn Fn(&str) -> Option<String>) -> Result<Endpoint, ConfigError> {
         let credential = self.credential(variable);
-        Ok(Anthropic::new(&self.model_url, credential, CallLimits::default())?)
+        Ok(Endpoint::new(Wire::Messages, &self.model_url, credential, CallLimits::default())?)
     }
 
     /// Whether every model call would fail for want of a key: there is none, and the endpoint is not one of this

@@ -9,7 +9,7 @@ pub mod drive;
 pub mod history;
 pub mod http;
 pub mod link;
-pub mod model;
+pub use covey_models as model;
 mod server;
 pub mod store_link;
 pub mod stores;

@@ -1,6 +1,6 @@
-//! A whole server with the scripted model over HTTP that fails often, while server and model are restarted in the
-//! middle of turns: every call runs once, every event is there, and the verifier refuses nothing. The runner is a
-//! fake that runs a call by counting it.
+//! A whole server with the scripted model over HTTP, in each wire, that fails often, while server and model are restarted
+//! in the middle of turns: every call runs once, every event is there, and the verifier refuses nothing. The same for a
+//! session that is longer than its model's context. The runner is a fake that runs a call by counting it.
 
 #![expect(clippy::unwrap_used, reason = "a test")]
 
@@ -15,10 +15,10 @@ use covey_server::db::Db;
 use covey_server::db::journal::UserEvent;
 use covey_server::db::sessions::NewSession;
 use covey_server::link::Trust;
-use covey_server::model::anthropic::{Anthropic, CallLimits};
 use covey_server::model::scripted::{
     Chunking, Fault, FaultPlan, Handle, ScriptFile, ServeOptions, Violation, serve,
 };
+use covey_server::model::{CallLimits, Endpoint, Wire};
 use covey_types::{OrgId, SandboxId, SessionId, StepId};
 use covey_wire::frame::{Decoder, encode};
 use covey_wire::runner::{HomeSource, RunnerToServer, ServerToRunner, ToolLoss};
@@ -103,6 +103,16 @@ async fn run(host: Arc<Mutex<Host>>, mut link: DuplexStream) {
     }
 }
 
+/// What is played.
+#[derive(Debug, Clone)]
+struct Play {
+    wire: Wire,
+    scripts: ScriptFile,
+    /// The agent's `model`.
+    agent_model: Value,
+    fault_percent: u8,
+}
+
 fn script() -> ScriptFile {
     let turn = |n: usize| {
         let call =
@@ -115,7 +125,7 @@ fn script() -> ScriptFile {
     serde_json::from_value(json!({"scripts": [{"seed": 9, "turns": turns}]})).unwrap()
 }
 
-async fn model(seed: u64) -> Handle {
+async fn model(play: &Play, seed: u64) -> Handle {
     let kinds = vec![
         Fault::Overloaded { retry_after_s: 0 },
         Fault::ServerError,
@@ -125,14 +135,18 @@ async fn model(seed: u64) -> Handle {
         Fault::Garbage,
         Fault::UnknownBlock,
     ];
-    let faults = FaultPlan { first: vec![Fault::RateLimited { retry_after_s: 0 }], percent: 10, kinds };
+    let faults = FaultPlan {
+        first: vec![Fault::RateLimited { retry_after_s: 0 }],
+        percent: play.fault_percent,
+        kinds,
+    };
     let options = ServeOptions { key: None, chunking: Chunking::Seeded, faults, seed };
-    serve(script(), TcpListener::bind("127.0.0.1:0").await.unwrap(), options).unwrap()
+    serve(play.scripts.clone(), TcpListener::bind("127.0.0.1:0").await.unwrap(), options).unwrap()
 }
 
-async fn new_session(db: &Db) -> (OrgId, SessionId) {
+async fn new_session(db: &Db, play: &Play) -> (OrgId, SessionId) {
     let org = db.ensure_default_org().await.unwrap();
-    let config = json!({"model": "scripted", "tools": [{"type": "agent_toolset_20260401"}]});
+    let config = json!({"model": play.agent_model, "tools": [{"type": "agent_toolset_20260401"}]});
     let new = NewSession {
         agent: db.create_agent(org, "a", &config).await.unwrap().id,
         agent_version: None,
@@ -152,12 +166,17 @@ async fn records(db: &Db, org: OrgId, session: SessionId) -> Vec<Record> {
 }
 
 /// Plays the session to its end; returns its journal and what the model refused.
-async fn play(db: &Db, host: &Arc<Mutex<Host>>, org: OrgId, session: SessionId) -> Vec<Violation> {
+async fn played(
+    db: &Db,
+    host: &Arc<Mutex<Host>>,
+    (org, session): (OrgId, SessionId),
+    play: &Play,
+) -> Vec<Violation> {
     let mut ran = host.lock().unwrap().ran.subscribe();
     let mut violations = Vec::new();
     for life in 1.. {
-        let model = model(life).await;
-        let client = Anthropic::new(&model.base_url(), None, CallLimits::default()).unwrap();
+        let model = model(play, life).await;
+        let client = Endpoint::new(play.wire, &model.base_url(), None, CallLimits::default()).unwrap();
         let server = Server::start(db.clone(), Arc::new(client), None).await.unwrap();
         let (near, far) = tokio::io::duplex(64 * 1024);
         server.runner_gate(Trust::InProcess(org)).accept(near);
@@ -181,29 +200,91 @@ async fn play(db: &Db, host: &Arc<Mutex<Host>>, org: OrgId, session: SessionId) 
     violations
 }
 
-#[tokio::test]
-async fn a_session_ends_complete_although_model_and_server_fail_all_the_way() {
+/// Plays it; returns the journal and how often each call ran.
+async fn whole_play(play: &Play) -> (Vec<Record>, HashMap<StepId, u32>) {
     let dir = tempfile::tempdir().unwrap();
     let db = Db::open(&dir.path().join("covey.db")).unwrap();
-    let (org, session) = new_session(&db).await;
+    let (org, session) = new_session(&db, play).await;
     let host = Arc::new(Mutex::new(Host {
         sandbox: SandboxId::from_uuid(uuid::Uuid::now_v7()),
         woken: false,
         runs: HashMap::new(),
         ran: watch::channel(0).0,
     }));
-    let violations = tokio::time::timeout(PATIENCE, play(&db, &host, org, session)).await.unwrap();
-    assert_eq!(violations, []);
+    let violations = tokio::time::timeout(PATIENCE, played(&db, &host, (org, session), play)).await.unwrap();
+    assert_eq!(violations, [], "{:?}", play.wire);
+    let runs = host.lock().unwrap().runs.clone();
+    (records(&db, org, session).await, runs)
+}
 
-    let records = records(&db, org, session).await;
+fn count(records: &[Record], wanted: fn(&Body) -> bool) -> usize {
+    records.iter().filter(|record| wanted(&record.body)).count()
+}
+
+async fn ends_complete(wire: Wire) {
+    let play = Play { wire, scripts: script(), agent_model: json!("scripted"), fault_percent: 10 };
+    let (records, runs) = whole_play(&play).await;
     let calls: usize = (0..TURNS).map(|n| 1 + n % 3).sum();
-    let count = |wanted: fn(&Body) -> bool| records.iter().filter(|record| wanted(&record.body)).count();
-    assert_eq!(count(|body| matches!(body, Body::ToolUse { .. })), calls);
-    assert_eq!(count(|body| matches!(body, Body::ToolResult { is_error: false, .. })), calls);
-    assert_eq!(count(|body| matches!(body, Body::ModelDone { .. })), TURNS + 1);
-    assert!(count(|body| matches!(body, Body::ModelFailed { .. })) > 0, "the faults were real");
+    assert_eq!(count(&records, |body| matches!(body, Body::ToolUse { .. })), calls);
+    assert_eq!(count(&records, |body| matches!(body, Body::ToolResult { is_error: false, .. })), calls);
+    assert_eq!(count(&records, |body| matches!(body, Body::ModelDone { .. })), TURNS + 1);
+    assert!(count(&records, |body| matches!(body, Body::ModelFailed { .. })) > 0, "the faults were real");
     let idle = Body::StatusIdle { stop_reason: StopReason::EndTurn };
     assert_eq!(records.iter().filter(|record| record.body == idle).count(), 1);
-    let host = host.lock().unwrap();
-    assert_eq!((host.runs.len(), host.runs.values().all(|runs| *runs == 1)), (calls, true));
+    assert_eq!((runs.len(), runs.values().all(|runs| *runs == 1)), (calls, true));
+}
+
+#[tokio::test]
+async fn a_session_ends_complete_although_model_and_server_fail_all_the_way() {
+    ends_complete(Wire::Messages).await;
+}
+
+#[tokio::test]
+async fn a_session_over_the_chat_wire_ends_complete_as_well() {
+    ends_complete(Wire::Chat).await;
+}
+
+#[tokio::test]
+async fn a_session_over_the_responses_wire_ends_complete_as_well() {
+    ends_complete(Wire::Responses).await;
+}
+
+#[tokio::test]
+async fn a_session_longer_than_its_context_goes_on_behind_each_summary() {
+    const STEPS: usize = 40;
+    let filler = "x".repeat(400);
+    let turn = |n: usize| {
+        let input = json!({"command": format!("echo {n} {{{{call_id}}}} {filler}")});
+        json!({"text": format!("step {n}"), "calls": [{"name": "bash", "input": input}]})
+    };
+    let mut turns: Vec<Value> = (0..STEPS).map(turn).collect();
+    turns.push(json!({"text": "All steps are done."}));
+    let scripts =
+        serde_json::from_value(json!({"scripts": [{"when": "begin", "seed": 9, "turns": turns}]})).unwrap();
+    // What the scripted model counts as a token is four bytes of the request.
+    let agent_model = json!({"id": "scripted", "context_tokens": 3000});
+    let play = Play { wire: Wire::Messages, scripts, agent_model, fault_percent: 0 };
+    let (records, runs) = whole_play(&play).await;
+    let compacted = count(&records, |body| matches!(body, Body::ContextCompacted { .. }));
+    assert!(compacted >= 3, "{compacted}");
+    let commands: Vec<String> = records
+        .iter()
+        .filter_map(|record| match &record.body {
+            Body::ToolUse { input, .. } => input["command"].as_str().map(str::to_owned),
+            _ => None,
+        })
+        .collect();
+    assert_eq!(commands.len(), STEPS);
+    for (n, command) in commands.iter().enumerate() {
+        assert!(command.starts_with(&format!("echo {n} ")), "{n}: {command}");
+    }
+    let said: Vec<&Value> = records
+        .iter()
+        .filter_map(|record| match &record.body {
+            Body::AgentMessage { content } => content.last(),
+            _ => None,
+        })
+        .collect();
+    assert_eq!(said.last().unwrap()["text"], "All steps are done.");
+    assert_eq!((runs.len(), runs.values().all(|runs| *runs == 1)), (STEPS, true));
 }

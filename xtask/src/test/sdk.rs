@@ -37,19 +37,19 @@ pub(super) fn python(ground: &Ground<'_>) -> anyhow::Result<Outcome> {
         pip.args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--requirement"]);
         process::run(pip.arg(&requirements), INSTALL_LIMIT)
     })?;
-    let unittest = |file: &str| {
+    let unittest = |files: &[&str]| {
         let mut command = Command::new(place.join("bin/python"));
-        command.args(["-m", "unittest", "--verbose", file]).current_dir(&tests);
+        command.args(["-m", "unittest", "--verbose"]).args(files).current_dir(&tests);
         command.env("PYTHONDONTWRITEBYTECODE", "1");
         command
     };
-    judge_the_scripted_model(ground, &mut unittest("test_scripted_model.py"))?;
+    judge_the_scripted_model(ground, &mut unittest(&["test_scripted_model.py", "test_scripted_wires.py"]))?;
     let covey = product::built_covey(ground)?;
-    process::run(unittest("test_approvals.py").env("COVEY_BIN", covey), TESTS_LIMIT)?;
-    Up::start(ground)?.test(&mut unittest("test_managed_agents.py"))
+    process::run(unittest(&["test_approvals.py"]).env("COVEY_BIN", covey), TESTS_LIMIT)?;
+    Up::start(ground)?.test(&mut unittest(&["test_managed_agents.py"]))
 }
 
-/// The scripted model must be what the SDK takes for the real one; else the other tests prove nothing.
+/// The scripted model must be what the SDKs take for real ones; else the other tests prove nothing.
 fn judge_the_scripted_model(ground: &Ground<'_>, tests: &mut Command) -> anyhow::Result<()> {
     let mut build = process::cargo(ground.root);
     // The whole workspace, so that the features and so the built dependencies are those of the other stages.

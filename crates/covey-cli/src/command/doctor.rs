@@ -15,6 +15,8 @@ use serde_json::{Value, json};
 
 use crate::exit_code::ExitCode;
 use crate::global::Global;
+use crate::host;
+use crate::model_choice;
 use crate::output;
 use crate::store_location::StoreLocation;
 
@@ -84,7 +86,7 @@ pub(crate) async fn run(global: &Global, args: &DoctorArgs) -> anyhow::Result<Ex
     let mut checks = vec![data_dir_is_writable(&data_dir)];
     checks.extend(sandbox_works(&data_dir));
     checks.push(homes_can_be_mounted(&data_dir));
-    checks.push(model_key());
+    checks.push(models_file().unwrap_or_else(model_key));
     checks.extend(bucket_works().await);
     if let Some(url) = &args.model_url {
         checks.push(model_is_reachable(url).await);
@@ -187,6 +189,26 @@ impl From<Finding> for Check {
             remedy: finding.remedy,
         }
     }
+}
+
+/// Whether the models file works, when there is one.
+fn models_file() -> Option<Check> {
+    const NAME: &str = "models file";
+    let path = PathBuf::from(host::setting("COVEY_MODELS_FILE")?);
+    let router = match model_choice::router(&path) {
+        Ok(router) => router,
+        Err(error) => {
+            let remedy = "docs/operating/models.md says what it must look like";
+            return Some(Check::failed(NAME, format!("{error:#}"), remedy));
+        }
+    };
+    let lacking: Vec<&str> = router.lacking_keys().collect();
+    Some(if lacking.is_empty() {
+        Check::passed(NAME, format!("{}: every provider has its key, or needs none", path.display()))
+    } else {
+        let remedy = "set the variables that their `api_key_env` names";
+        Check::failed(NAME, format!("no key for {}", lacking.join(", ")), remedy).optional()
+    })
 }
 
 fn model_key() -> Check {

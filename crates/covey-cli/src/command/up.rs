@@ -11,7 +11,8 @@ use tokio_util::sync::CancellationToken;
 use crate::database::DatabaseArgs;
 use crate::exit_code::ExitCode;
 use crate::global::Global;
-use crate::host::{self, Layout, ModelChoice, RunningServer};
+use crate::host::{self, Layout, RunningServer};
+use crate::model_choice::ModelChoice;
 use crate::sharing::Sharing;
 
 /// Options of `covey up` and `covey server`.
@@ -23,8 +24,11 @@ pub(crate) struct UpArgs {
     /// Any Messages-compatible endpoint [default: COVEY_MODEL_URL, ANTHROPIC_BASE_URL, then the vendor's].
     #[arg(long, value_name = "URL")]
     model_url: Option<String>,
-    /// A scripted model instead of a real one.
+    /// Several providers, other wires, failover: docs/operating/models.md [default: COVEY_MODELS_FILE].
     #[arg(long, value_name = "FILE", conflicts_with = "model_url")]
+    models_file: Option<PathBuf>,
+    /// A scripted model instead of a real one.
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["model_url", "models_file"])]
     model_script: Option<PathBuf>,
     /// Take the home store that is there although the database knows another one; snapshots that are not in it are
     /// lost.
@@ -38,9 +42,12 @@ pub(crate) struct UpArgs {
 
 impl UpArgs {
     fn model(&self) -> ModelChoice {
-        match &self.model_script {
-            Some(script) => ModelChoice::Script(script.clone()),
-            None => ModelChoice::Endpoint(self.model_url.clone()),
+        let from_environment = || host::setting("COVEY_MODELS_FILE").map(PathBuf::from);
+        match (&self.model_script, &self.models_file, &self.model_url) {
+            (Some(script), ..) => ModelChoice::Script(script.clone()),
+            (None, Some(file), _) => ModelChoice::File(file.clone()),
+            (None, None, Some(url)) => ModelChoice::Endpoint(Some(url.clone())),
+            (None, None, None) => from_environment().map_or(ModelChoice::Endpoint(None), ModelChoice::File),
         }
     }
 }

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use super::next::{INTERRUPTED, error_kind, span_end};
 use super::{CallState, ModelState, Session};
 use crate::record::{Body, FailureKind, ModelUsage, Permission, RetryStatus, SessionError, step_event};
-use crate::retry::{MODEL_ATTEMPTS_MAX, may_wake_again};
+use crate::retry::{FAILURES_BEFORE_FAILOVER, MODEL_ATTEMPTS_MAX, may_wake_again};
 use crate::toolset;
 
 /// A finished answer of a model.
@@ -25,6 +25,8 @@ pub struct ModelAnswerFacts {
     pub model: String,
     /// The provider's request id.
     pub request_id: Option<String>,
+    /// Who answered; none where there is only one.
+    pub provider: Option<String>,
 }
 
 /// A failed attempt.
@@ -40,6 +42,12 @@ pub struct ModelFailureFacts {
     pub detail: String,
     /// The provider's request id.
     pub request_id: Option<String>,
+    /// Who did not answer; none where there is only one.
+    pub provider: Option<String>,
+    /// Who could be asked instead.
+    pub next_provider: Option<String>,
+    /// The conversation is longer than the model's context.
+    pub too_long: bool,
 }
 
 /// A sandbox that is ready.
@@ -85,6 +93,7 @@ impl Session {
                 model: answer.model,
                 request_id: answer.request_id,
                 compact,
+                provider: answer.provider,
             },
             span_end(step, attempt, false, ModelUsage::of(&answer.usage)),
         ];
@@ -165,6 +174,15 @@ impl Session {
             return Vec::new();
         }
         let retrying = failure.failure == FailureKind::Transient && attempt < MODEL_ATTEMPTS_MAX;
+        let failures = self.provider_failures + 1;
+        let gave_up = retrying && failures >= FAILURES_BEFORE_FAILOVER;
+        let next_provider = failure.next_provider.filter(|_| gave_up);
+        let failed_over = next_provider.clone().map(|to| Body::ModelFailedOver {
+            from: failure.provider.clone(),
+            to,
+            failures,
+            reason: failure.detail.clone(),
+        });
         let kind = error_kind(failure.failure, failure.status);
         let message = failure.detail.clone();
         let mut bodies = vec![
@@ -177,12 +195,16 @@ impl Session {
                 detail: failure.detail,
                 request_id: failure.request_id,
                 jitter_permille,
+                provider: failure.provider,
+                next_provider,
+                too_long: failure.too_long,
             },
             span_end(step, attempt, true, ModelUsage::default()),
         ];
         if retrying {
             let retry_status = RetryStatus::Retrying;
             bodies.push(Body::Error { error: SessionError { kind, message, retry_status } });
+            bodies.extend(failed_over);
             bodies.push(Body::StatusRescheduled {});
         }
         bodies

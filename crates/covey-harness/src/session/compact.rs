@@ -9,9 +9,9 @@ use serde_json::{Map, Value, json};
 
 use super::{ModelState, Session};
 use crate::effect::Effect;
-use crate::prompt::{self, Entry};
+use crate::prompt::{self, Addressee, Entry};
 use crate::record::Body;
-use crate::verify::COMPACTED_MARK;
+use crate::verify::{COMPACT_ASK_MARK, COMPACTED_MARK};
 
 /// Of the model's context; beyond it the older part of the conversation is left out before the next request.
 const FULL_PERCENT: u64 = 80;
@@ -25,7 +25,7 @@ const SUMMARY_BYTES_MAX: usize = 64 * 1024;
 /// Calls that a summary without the model names.
 const CALLS_NAMED_MAX: usize = 50;
 
-const ASK: &str = "[covey] This conversation is about to be too long for your context. Write a summary that you can go \
+const ASK: &str = "Write a summary that you can go \
                    on from, as you will see only it, what the user said, and the last steps. Say what the task is, \
                    what was done and found out, which files matter and what is in them, what is decided and why, what \
                    is still to be done and what comes next. Name paths, commands, errors and numbers exactly. Call no \
@@ -59,10 +59,11 @@ impl Session {
 
     /// The request for a summary: the conversation as it was sent, so that what the provider has cached of it counts, and
     /// the wish behind it.
-    pub(super) fn summary_request(&self) -> Map<String, Value> {
+    pub(super) fn summary_request(&self, to: Addressee<'_>) -> Map<String, Value> {
         let mut conversation = self.conversation.clone();
-        conversation.push(Entry::Note(vec![json!({"type": "text", "text": ASK})]));
-        let mut request = prompt::build(&self.config, &conversation);
+        let text = format!("{COMPACT_ASK_MARK} {ASK}");
+        conversation.push(Entry::Note(vec![json!({"type": "text", "text": text})]));
+        let mut request = prompt::build(&self.config, &conversation, to);
         if request.contains_key("tools") {
             request.insert("tool_choice".into(), json!({"type": "none"}));
         }
@@ -114,6 +115,7 @@ impl Session {
         let kept = usize::try_from(kept).unwrap_or(usize::MAX).min(self.conversation.len());
         let rest = self.conversation.split_off(self.conversation.len() - kept);
         let gone = std::mem::replace(&mut self.conversation, rest);
+        let answers = self.conversation.iter().filter(|entry| matches!(entry, Entry::Answer { .. })).count();
         self.words_left_out.extend(gone.iter().filter_map(|entry| match entry {
             Entry::Input(content) => Some(words_of(content)),
             _ => None,
@@ -121,7 +123,7 @@ impl Session {
         bound_words(&mut self.words_left_out);
         let text = format!(
             "{COMPACTED_MARK} What the user said in it, word for word:\n\n{}\n\nSummary of it:\n\n{summary}\n\nFiles in the \
-             home directory are as they were left. Go on from here.",
+             home directory are as they were left. Your last {answers} answers follow word for word. Go on from here.",
             self.words_left_out.join("\n\n---\n\n")
         );
         self.conversation.insert(0, Entry::Note(vec![json!({"type": "text", "text": text})]));

@@ -126,7 +126,8 @@ impl Session {
     }
 
     fn after_failure(&self) -> Effect {
-        let ModelState::Failed { step, attempt, compact, failure, status, detail, until } = &self.model
+        let ModelState::Failed { step, attempt, compact, failure, status, detail, until, too_long } =
+            &self.model
         else {
             return Effect::Append(Vec::new());
         };
@@ -144,11 +145,15 @@ impl Session {
             ];
             return Effect::Wait { until: *until, then };
         }
-        if *compact && *failure == FailureKind::Rejected {
-            // Most likely the conversation is too long even for its summary.
+        if (*compact && *failure == FailureKind::Rejected) || (*too_long && self.can_compact()) {
+            // The conversation is, most likely or certainly, too long even for its summary.
             return self.compact_without_model();
         }
         let message = match failure {
+            FailureKind::Rejected if *too_long => format!(
+                "the conversation no longer fits the model's context; say how much that holds (`context_tokens` of the \
+                 agent's model, or in the models file), or start a new session (the home stays): {detail}"
+            ),
             FailureKind::Transient => format!("the model did not answer {attempt} times: {detail}"),
             FailureKind::Rejected => format!("the model's provider refused the request: {detail}"),
             FailureKind::Unauthorized => {

@@ -9,6 +9,8 @@ use crate::effect::Effect;
 use crate::record::{Confirmation, StopReason};
 use crate::verify::{check_answer_kept, check_prefix, check_request};
 
+mod providers;
+
 /// A journal with its fold, as a driver would keep them.
 struct World {
     session: Session,
@@ -57,12 +59,28 @@ fn calls(ids: &[&str]) -> Vec<Value> {
 
 fn answer(content: Vec<Value>, stop_reason: &str) -> ModelAnswerFacts {
     let usage = json!({"input_tokens": 1, "output_tokens": 2});
-    ModelAnswerFacts { content, stop_reason: stop_reason.into(), usage, model: "m".into(), request_id: None }
+    ModelAnswerFacts {
+        content,
+        stop_reason: stop_reason.into(),
+        usage,
+        model: "m".into(),
+        request_id: None,
+        provider: None,
+    }
 }
 
 fn failure(kind: FailureKind) -> ModelFailureFacts {
     let detail = "on purpose".into();
-    ModelFailureFacts { failure: kind, status: Some(529), retry_after_ms: None, detail, request_id: None }
+    ModelFailureFacts {
+        failure: kind,
+        status: Some(529),
+        retry_after_ms: None,
+        detail,
+        request_id: None,
+        provider: None,
+        next_provider: None,
+        too_long: false,
+    }
 }
 
 fn ready(n: u128, put_back: bool) -> HomeReadyFacts {

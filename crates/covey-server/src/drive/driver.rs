@@ -12,6 +12,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use covey_harness::config::InvalidConfig;
+use covey_harness::prompt::Addressee;
 use covey_harness::record::{Body, ErrorKind, Record, RetryStatus, SessionError, StopReason};
 use covey_harness::session::HomeReadyFacts;
 use covey_harness::{AgentConfig, Effect, Session};
@@ -29,7 +30,7 @@ use crate::db::leases::Rest;
 use crate::db::snapshots::Publish;
 use crate::db::{self, DbError, sessions};
 use crate::link::Outbox;
-use crate::model::{ModelAnswer, ModelDelta, ModelFailure, ModelRequest};
+use crate::model::{ModelAnswer, ModelDelta, ModelFailure, ModelRequest, Target};
 
 /// From `WakeHome` to its answer: materializing a large home on a cold host takes minutes.
 pub const WAKE_WAIT_MAX: Duration = Duration::from_secs(30 * 60);
@@ -65,6 +66,8 @@ type ModelOutcome = Result<ModelAnswer, ModelFailure>;
 struct Running {
     step: StepId,
     attempt: u32,
+    /// Who was asked.
+    target: Target,
     call: Pin<Box<dyn Future<Output = ModelOutcome> + Send>>,
 }
 
@@ -109,7 +112,10 @@ pub(super) async fn drive(
         },
     };
     let config = match AgentConfig::from_document(&row.agent_snapshot) {
-        Ok(config) => config,
+        Ok(config) => {
+            let context_tokens = context.model.target(&config.model, None).context_tokens;
+            config.with_context_default(context_tokens)
+        }
         Err(e) => {
             let refused = refuse(context, org, &row, &e).await;
             return give_back(context, org, &row, refused.map(|()| Rest::Idle)).await;
@@ -233,7 +239,9 @@ impl Driver<'_> {
                     Heard::LinkEnded => self.lost("the link to the runner ended".to_owned()).await?,
                 },
                 changed = self.grown.changed() => changed.map_err(|_| DbError::Closed)?,
-                (step, outcome) = finish(&mut self.model) => self.model_ended(step, outcome).await?,
+                (step, target, outcome) = finish(&mut self.model) => {
+                    self.model_ended(step, target, outcome).await?;
+                }
                 () = wait_until(self.wait.as_ref().map(|w| w.1)) => self.waited().await?,
                 () = self.changes.next(), if self.blocked => self.blocked = false,
                 () = wait_until(deadline) => {
@@ -336,7 +344,9 @@ impl Driver<'_> {
 
     fn start_call(&self, step: StepId, attempt: u32) -> Running {
         let (model, live, id) = (Arc::clone(&self.context.model), self.context.live.clone(), self.id);
-        let request = ModelRequest { body: self.session.request() };
+        let target = model.target(self.session.model(), self.session.provider());
+        let to = Addressee { provider: target.provider.as_deref(), wire: target.wire };
+        let request = ModelRequest { body: self.session.request_to(to), provider: target.provider.clone() };
         let call = Box::pin(async move {
             let on_delta = |delta: ModelDelta| {
                 live.show(
@@ -349,7 +359,7 @@ impl Driver<'_> {
             };
             model.call(&request, &on_delta).await
         });
-        Running { step, attempt, call }
+        Running { step, attempt, target, call }
     }
 
     /// True when something was noted in the journal.
@@ -426,10 +436,15 @@ impl Driver<'_> {
         }
     }
 
-    async fn model_ended(&mut self, step: StepId, outcome: ModelOutcome) -> Result<(), DriveError> {
+    async fn model_ended(
+        &mut self,
+        step: StepId,
+        target: Target,
+        outcome: ModelOutcome,
+    ) -> Result<(), DriveError> {
         let bodies = match outcome {
-            Ok(answer) => self.session.answered(step, facts::answer(answer)),
-            Err(e) => self.session.failed(step, facts::failure(e), facts::jitter_permille()),
+            Ok(answer) => self.session.answered(step, facts::answer(answer, target)),
+            Err(e) => self.session.failed(step, facts::failure(e, target), facts::jitter_permille()),
         };
         self.append(bodies).await
     }
@@ -578,13 +593,13 @@ async fn ended(outbox: Option<&Outbox>) {
     }
 }
 
-async fn finish(model: &mut Option<Running>) -> (StepId, ModelOutcome) {
+async fn finish(model: &mut Option<Running>) -> (StepId, Target, ModelOutcome) {
     match model {
         Some(running) => {
             let outcome = running.call.as_mut().await;
-            let step = running.step;
+            let (step, target) = (running.step, std::mem::take(&mut running.target));
             *model = None;
-            (step, outcome)
+            (step, target, outcome)
         }
         None => std::future::pending().await,
     }

@@ -8,40 +8,38 @@ use covey_wire::runner::HomeSource;
 use covey_wire::tool::{ToolContent, ToolResult};
 use serde_json::{Value, json};
 
-use crate::model::{ModelAnswer, ModelFailure};
+use crate::model::{ModelAnswer, ModelFailure, Target};
 
 /// Bytes of one result as the journal keeps it, pictures in base64 included. The runner cuts texts far below;
 /// this is the border against one that does not.
 const RESULT_BYTES_MAX: usize = 8 * 1024 * 1024;
 
-pub(super) fn answer(answer: ModelAnswer) -> ModelAnswerFacts {
+pub(super) fn answer(answer: ModelAnswer, from: Target) -> ModelAnswerFacts {
     let ModelAnswer { content, stop_reason, usage, model, request_id } = answer;
-    ModelAnswerFacts { content, stop_reason, usage, model, request_id }
+    ModelAnswerFacts { content, stop_reason, usage, model, request_id, provider: from.provider }
 }
 
-pub(super) fn failure(failure: ModelFailure) -> ModelFailureFacts {
-    match failure {
-        ModelFailure::Transient { status, retry_after, detail, request_id } => ModelFailureFacts {
-            failure: FailureKind::Transient,
-            status,
-            retry_after_ms: retry_after.map(|d| u64::try_from(d.as_millis()).unwrap_or(u64::MAX)),
-            detail,
-            request_id,
-        },
-        ModelFailure::Rejected { status, detail, request_id } => ModelFailureFacts {
-            failure: FailureKind::Rejected,
-            status: Some(status),
-            retry_after_ms: None,
-            detail,
-            request_id,
-        },
-        ModelFailure::Unauthorized { detail } => ModelFailureFacts {
-            failure: FailureKind::Unauthorized,
-            status: None,
-            retry_after_ms: None,
-            detail,
-            request_id: None,
-        },
+pub(super) fn failure(failure: ModelFailure, from: Target) -> ModelFailureFacts {
+    let too_long = matches!(failure, ModelFailure::TooLong { .. });
+    let (kind, status, retry_after, detail, request_id) = match failure {
+        ModelFailure::Transient { status, retry_after, detail, request_id } => {
+            (FailureKind::Transient, status, retry_after, detail, request_id)
+        }
+        ModelFailure::Rejected { status, detail, request_id }
+        | ModelFailure::TooLong { status, detail, request_id } => {
+            (FailureKind::Rejected, Some(status), None, detail, request_id)
+        }
+        ModelFailure::Unauthorized { detail } => (FailureKind::Unauthorized, None, None, detail, None),
+    };
+    ModelFailureFacts {
+        failure: kind,
+        status,
+        retry_after_ms: retry_after.map(|d| u64::try_from(d.as_millis()).unwrap_or(u64::MAX)),
+        detail,
+        request_id,
+        provider: from.provider,
+        next_provider: from.next,
+        too_long,
     }
 }
 
