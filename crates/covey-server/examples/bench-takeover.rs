@@ -125,9 +125,12 @@ async fn victim(count: usize, url: &str) -> Outcome<()> {
 
 async fn measure(by_partition: bool, count: usize, url: &str) -> Outcome<()> {
     let relay = Relay::start(url).await?;
+    // The other one alone at first, or each would drive some of the sessions.
+    let mut victim = start_victim(count, &relay.url).await?;
     let model = Silent::new();
     let server = join(url, "survivor", Arc::clone(&model)).await?;
-    let mut victim = start_victim(count, &relay.url).await?;
+    let mut servers = server.db().servers();
+    tokio::time::timeout(PATIENCE, servers.wait_for(|servers| servers.len() == 2)).await??;
     let gone_at = Instant::now();
     if by_partition {
         relay.held.send_replace(true);
