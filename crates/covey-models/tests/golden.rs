@@ -27,7 +27,7 @@ mod tests {
     }
 
     /// Compares with the file; the order of keys counts.
-    fn compare(name: &str, got: &Value) {
+    fn assert_golden(name: &str, got: &Value) {
         let got = format!("{}\n", serde_json::to_string_pretty(got).unwrap());
         if std::env::var_os("COVEY_WRITE_GOLDEN").is_some() && !place(name).exists() {
             fs::write(place(name), &got).unwrap();
@@ -58,7 +58,7 @@ mod tests {
     fn a_request_is_written_as_each_wire_has_it() {
         for wire in WIRES {
             let sent = wire.request(question(&request()));
-            compare(&format!("request.{}.json", wire.name()), &Value::Object(sent));
+            assert_golden(&format!("request.{}.json", wire.name()), &Value::Object(sent));
         }
     }
 
@@ -67,7 +67,7 @@ mod tests {
         let asked = json_dialect::request(&request());
         let question =
             Question { body: &asked.body, schema: asked.schema.as_ref(), output_limit_field: None };
-        compare("request.json-dialect.json", &Value::Object(Wire::Chat.request(question)));
+        assert_golden("request.json-dialect.json", &Value::Object(Wire::Chat.request(question)));
     }
 
     #[test]
@@ -78,7 +78,7 @@ mod tests {
             let ModelAnswer { content, stop_reason, usage, model, request_id } = answer;
             let answer = json!({"content": content, "stop_reason": stop_reason, "usage": usage, "model": model,
                 "request_id": request_id});
-            compare(&format!("{}.answer.json", file_name(wire)), &answer);
+            assert_golden(&format!("{}.answer.json", file_name(wire)), &answer);
         }
     }
 

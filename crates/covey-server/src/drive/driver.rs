@@ -372,14 +372,13 @@ impl Driver<'_> {
                 self.sent.insert(Sent::Wake, Some(Instant::now() + WAKE_WAIT_MAX));
                 Ok(false)
             }
-            Woken::Waiting(note) => {
+            Woken::Waiting(reason) => {
                 self.blocked = true;
-                let Body::SandboxWaiting { reason } = &note else { return Ok(false) };
-                if self.noted.as_ref() == Some(reason) {
+                if self.noted.as_ref() == Some(&reason) {
                     return Ok(false);
                 }
                 self.noted = Some(reason.clone());
-                self.append(vec![note]).await?;
+                self.append(vec![Body::SandboxWaiting { reason }]).await?;
                 Ok(true)
             }
         }

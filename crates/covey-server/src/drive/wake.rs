@@ -3,7 +3,6 @@
 
 use std::time::Duration;
 
-use covey_harness::record::Body;
 use covey_types::{FencingToken, HomeId, OrgId, RunnerId, SessionId};
 use covey_wire::runner::{RunnerToServer, SandboxLimits, ServerToRunner};
 use tokio::sync::{mpsc, watch};
@@ -32,8 +31,8 @@ pub(super) struct Held {
 pub(super) enum Woken {
     /// The request is on its way; `HomeReady` or `HomeFailed` comes as mail.
     Asked,
-    /// Something is missing: note this, then try again when runners or leases change.
-    Waiting(Body),
+    /// Something is missing: note this reason, then try again when runners or leases change.
+    Waiting(String),
 }
 
 /// Takes the lease if it is not held yet, chooses a runner and asks it.
@@ -46,7 +45,7 @@ pub(super) async fn ask(
 ) -> db::Result<Woken> {
     let waiting = || {
         let reason = "no runner is connected; the call is kept and runs when one is";
-        Woken::Waiting(Body::SandboxWaiting { reason: reason.into() })
+        Woken::Waiting(reason.into())
     };
     // The runner first: a token belongs to it, and another runner needs a new one, which fences this one out.
     let last = context.db.home(org, home).await?.lease_runner;
@@ -58,7 +57,7 @@ pub(super) async fn ask(
         let token = match claimed {
             homes::Claim::HeldBy(other) => {
                 let reason = format!("session {other} acts on the home; this one waits its turn");
-                return Ok(Woken::Waiting(Body::SandboxWaiting { reason }));
+                return Ok(Woken::Waiting(reason));
             }
             homes::Claim::Granted(token) => token,
         };
