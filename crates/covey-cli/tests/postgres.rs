@@ -148,10 +148,11 @@ mod tests {
         .unwrap();
         assert!(one.child.wait().unwrap().success());
         std::mem::forget(one);
-        std::fs::write(Path::new(home).join("note"), "before").unwrap();
+        // A sandbox of another home state has read nothing, and does not let a file be overwritten that is there.
+        std::fs::remove_file(Path::new(home).join("note")).unwrap();
         let ran = covey(other, url, &["run", "second", "--home", home]).output().unwrap();
         assert!(ran.status.success(), "{}", said(&ran));
-        assert_eq!(std::fs::read_to_string(Path::new(home).join("note")).unwrap(), "two");
+        assert_eq!(std::fs::read_to_string(Path::new(home).join("note")).unwrap(), "two", "{}", said(&ran));
         drop((runner, two));
     }
 }
