@@ -104,7 +104,8 @@ impl PostgresServer {
             if let Some(status) = self.child.try_wait()? {
                 bail!("postgres ended with {status}: {}", self.last_words());
             }
-            if TcpStream::connect(self.address).is_ok() {
+            // It listens before it takes anybody, all the longer when it recovers from a crash.
+            if TcpStream::connect(self.address).is_ok() && self.takes_clients()? {
                 return Ok(());
             }
             if started.elapsed() > START_LIMIT {
@@ -112,6 +113,12 @@ impl PostgresServer {
             }
             std::thread::sleep(POLL);
         }
+    }
+
+    fn takes_clients(&self) -> anyhow::Result<bool> {
+        let mut asked = Command::new(self.programs.join("pg_isready"));
+        asked.args(["--quiet", "--host", "127.0.0.1", "--port", &self.address.port().to_string()]);
+        Ok(asked.status().context("pg_isready does not start")?.success())
     }
 
     fn last_words(&self) -> String {
