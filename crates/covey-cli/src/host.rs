@@ -153,8 +153,7 @@ fn collect_config() -> Result<CollectConfig> {
         let Some(text) = setting(name) else { return Ok(None) };
         match parse(text.trim()) {
             _ if text.trim() == "0" => Ok(Some(0)),
-            Ok(Amount::Set(number)) => Ok(Some(number)),
-            Ok(Amount::Unset) => Ok(Some(0)),
+            Ok(amount) => Ok(Some(amount.or(0))),
             Err(expected) => bail!("{name} is `{text}`: {expected}"),
         }
     };

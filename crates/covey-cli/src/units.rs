@@ -9,6 +9,16 @@ pub(crate) enum Amount {
     Unset,
 }
 
+impl Amount {
+    /// The number, where `none` means `unset`.
+    pub(crate) const fn or(self, unset: u64) -> u64 {
+        match self {
+            Self::Set(number) => number,
+            Self::Unset => unset,
+        }
+    }
+}
+
 pub(crate) fn number(text: &str) -> Result<Amount, String> {
     with_unit(text, &[("", 1)], "a whole number or `none`")
 }

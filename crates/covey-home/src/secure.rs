@@ -27,7 +27,7 @@ use crate::gaps::Gaps;
 use crate::manifest::{LinkTable, Root};
 use crate::object;
 use crate::progress::Progress;
-use crate::stat_cache::StatCache;
+use crate::stat_cache::{SealedCache, StatCache};
 use crate::sys;
 use job::{Counts, Job, Lost};
 
@@ -223,18 +223,13 @@ pub fn secure(request: &SecureRequest<'_>) -> Result<SecureReport, SecureError> 
     let (uploaded, sealed) = std::thread::scope(|scope| {
         let sealing = records.map(|records| scope.spawn(|| records.seal(cache.as_ref(), &stat, &root)));
         let uploaded = upload.finish();
-        let panicked = || Err(std::io::Error::other("the thread that writes it panicked"));
-        (uploaded, sealing.map(|sealing| sealing.join().unwrap_or_else(|_| panicked())))
+        let panicked = || Err(io::Error::other("the thread that writes it panicked"));
+        (uploaded, sealing.map_or(Ok(None), |sealing| sealing.join().unwrap_or_else(|_| panicked())))
     });
     let uploaded = uploaded?;
     keep_gaps(request, gaps, &outcome.kept_gaps, &mut warnings)?;
     // After the blocks are durable: the cache must not promise what the store does not have.
-    let in_place = match sealed {
-        None | Some(Ok(None)) => Ok(()),
-        Some(Ok(Some(sealed))) => sealed.put_in_place(),
-        Some(Err(error)) => Err(error),
-    };
-    if let Err(error) = in_place {
+    if let Err(error) = sealed.and_then(|sealed| sealed.map_or(Ok(()), SealedCache::put_in_place)) {
         warnings.push(format!("the stat cache was not written: {error}"));
     }
     Ok(SecureReport {

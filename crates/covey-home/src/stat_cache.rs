@@ -25,7 +25,7 @@ use crate::manifest::{
 };
 use crate::sys::Stat;
 
-pub(crate) use write::{CacheWriter, RecordBuilder};
+pub(crate) use write::{CacheWriter, RecordBuilder, SealedCache};
 
 const MAGIC: &[u8; 8] = b"COVEYSTC";
 const VERSION: u32 = 2;

@@ -114,6 +114,18 @@ impl Ids {
     }
 }
 
+/// Usage under the journal's names, from a wire that counts cached tokens among those of the input: `input` all of them,
+/// those read from a cache, those written to one. `said`: the provider's own object.
+pub(crate) fn usage_of((input, cached, written): (u64, u64, u64), output: u64, said: &Value) -> Value {
+    json!({
+        "input_tokens": input - cached - written,
+        "output_tokens": output,
+        "cache_read_input_tokens": cached,
+        "cache_creation_input_tokens": written,
+        "provider": said,
+    })
+}
+
 /// Tokens at a guess of four bytes each, where a peer counts none.
 pub(crate) const fn guessed_tokens(bytes: usize) -> usize {
     bytes / 4 + 1

@@ -30,6 +30,13 @@ pub(crate) const BETWEEN_TEXTS: &str = "\n\n";
 /// What stands where a picture comes in the message behind, because a result can hold only text.
 pub(crate) const PICTURE_BELOW: &str = "(The picture is in the next message.)";
 
+/// Copies a field to the name that the other wire has for it.
+pub(crate) fn copy(body: &Map<String, Value>, out: &mut Map<String, Value>, from: &str, to: &str) {
+    if let Some(value) = body.get(from) {
+        out.insert(to.to_owned(), value.clone());
+    }
+}
+
 /// Fields that are nobody's own, in their order.
 pub(crate) fn passed_on(body: &Map<String, Value>) -> impl Iterator<Item = (&String, &Value)> {
     body.iter().filter(|(name, _)| !OWN_FIELDS.contains(&name.as_str()))

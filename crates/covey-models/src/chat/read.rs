@@ -6,7 +6,7 @@ use serde_json::{Map, Value, json};
 
 use super::WIRE;
 use crate::reading::{
-    ANSWER_BLOCKS_MAX, AssembleError, Ids, Reading, guessed_tokens, input_of, object, wire_item,
+    ANSWER_BLOCKS_MAX, AssembleError, Ids, Reading, guessed_tokens, input_of, object, usage_of, wire_item,
 };
 use crate::{ModelAnswer, ModelDelta, failure};
 
@@ -237,13 +237,8 @@ fn mapped(usage: &Value) -> Value {
         .min(prompt);
     let written =
         usage["prompt_tokens_details"]["cache_write_tokens"].as_u64().unwrap_or(0).min(prompt - cached);
-    json!({
-        "input_tokens": prompt - cached - written,
-        "output_tokens": usage["completion_tokens"].as_u64().unwrap_or(0),
-        "cache_read_input_tokens": cached,
-        "cache_creation_input_tokens": written,
-        "provider": usage,
-    })
+    let output = usage["completion_tokens"].as_u64().unwrap_or(0);
+    usage_of((prompt, cached, written), output, usage)
 }
 
 fn provider_error(error: &Value) -> AssembleError {

@@ -17,14 +17,9 @@ const OUTPUT_LIMIT_FIELD: &str = "max_tokens";
 pub fn request(question: Question<'_>) -> Map<String, Value> {
     let body = question.body;
     let mut out = Map::new();
-    let copy = |out: &mut Map<String, Value>, from: &str, to: &str| {
-        if let Some(value) = body.get(from) {
-            out.insert(to.to_owned(), value.clone());
-        }
-    };
-    copy(&mut out, "model", "model");
-    copy(&mut out, "max_tokens", question.output_limit_field.unwrap_or(OUTPUT_LIMIT_FIELD));
-    copy(&mut out, "stop_sequences", "stop");
+    translate::copy(body, &mut out, "model", "model");
+    translate::copy(body, &mut out, "max_tokens", question.output_limit_field.unwrap_or(OUTPUT_LIMIT_FIELD));
+    translate::copy(body, &mut out, "stop_sequences", "stop");
     out.extend(translate::passed_on(body).map(|(name, value)| (name.clone(), value.clone())));
     let tools: Vec<Value> = translate::tools(body).iter().map(tool).collect();
     let has_tools = !tools.is_empty();

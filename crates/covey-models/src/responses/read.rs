@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use serde_json::{Map, Value, json};
 
 use super::WIRE;
-use crate::reading::{ANSWER_BLOCKS_MAX, AssembleError, Ids, Reading, input_of, object, wire_item};
+use crate::reading::{ANSWER_BLOCKS_MAX, AssembleError, Ids, Reading, input_of, object, usage_of, wire_item};
 use crate::{ModelAnswer, ModelDelta, failure};
 
 /// The state between two events.
@@ -160,13 +160,8 @@ fn mapped(usage: &Value) -> Value {
     let detail = |field: &str| usage["input_tokens_details"][field].as_u64().unwrap_or(0);
     let cached = detail("cached_tokens").min(input);
     let written = detail("cache_write_tokens").min(input - cached);
-    json!({
-        "input_tokens": input - cached - written,
-        "output_tokens": usage["output_tokens"].as_u64().unwrap_or(0),
-        "cache_read_input_tokens": cached,
-        "cache_creation_input_tokens": written,
-        "provider": usage,
-    })
+    let output = usage["output_tokens"].as_u64().unwrap_or(0);
+    usage_of((input, cached, written), output, usage)
 }
 
 fn provider_error(error: &Value) -> AssembleError {

@@ -14,13 +14,8 @@ use crate::wire::Question;
 pub fn request(question: Question<'_>) -> Map<String, Value> {
     let body = question.body;
     let mut out = Map::new();
-    let copy = |out: &mut Map<String, Value>, from: &str, to: &str| {
-        if let Some(value) = body.get(from) {
-            out.insert(to.to_owned(), value.clone());
-        }
-    };
-    copy(&mut out, "model", "model");
-    copy(&mut out, "max_tokens", question.output_limit_field.unwrap_or("max_output_tokens"));
+    translate::copy(body, &mut out, "model", "model");
+    translate::copy(body, &mut out, "max_tokens", question.output_limit_field.unwrap_or("max_output_tokens"));
     out.extend(translate::passed_on(body).map(|(name, value)| (name.clone(), value.clone())));
     if let Some(system) = translate::system(body) {
         out.insert("instructions".into(), json!(system));

@@ -52,6 +52,22 @@ pub(crate) struct World {
     pub(crate) token: FencingToken,
 }
 
+/// What the runner says next over a link.
+pub(crate) async fn next_said(link: &mut DuplexStream, decoder: &mut Decoder) -> RunnerToServer {
+    let message = tokio::time::timeout(PATIENCE, async {
+        let mut buffer = [0; 4096];
+        loop {
+            if let Some(message) = decoder.next().unwrap() {
+                return message;
+            }
+            let read = link.read(&mut buffer).await.unwrap();
+            assert!(read > 0, "the runner closed the link");
+            decoder.push(&buffer[..read]);
+        }
+    });
+    message.await.expect("the runner says nothing more")
+}
+
 impl World {
     pub(crate) async fn start(dir: &Path, backend: &FakeBackend) -> Self {
         let config = RunnerConfig::new(dir.join("runner"), Some(dir.join("store")));
@@ -90,18 +106,7 @@ impl World {
     }
 
     async fn receive(&mut self) -> RunnerToServer {
-        let message = tokio::time::timeout(PATIENCE, async {
-            let mut buffer = [0; 4096];
-            loop {
-                if let Some(message) = self.decoder.next().unwrap() {
-                    return message;
-                }
-                let read = self.link.read(&mut buffer).await.unwrap();
-                assert!(read > 0, "the runner closed the link");
-                self.decoder.push(&buffer[..read]);
-            }
-        });
-        message.await.expect("the runner says nothing more")
+        next_said(&mut self.link, &mut self.decoder).await
     }
 
     /// The next message that is wanted; others (states, live output) are passed over.

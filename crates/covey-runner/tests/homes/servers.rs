@@ -9,13 +9,13 @@ use covey_types::{FencingToken, Generation, HomeId, OrgId, RunnerId, SandboxId, 
 use covey_wire::frame::{self, Decoder};
 use covey_wire::runner::{PublishOutcome, RunnerToServer, SandboxLimits, ServerToRunner, ToolLoss};
 use covey_wire::tool::ToolCall;
-use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, DuplexStream};
+use tokio::io::{AsyncWriteExt as _, DuplexStream};
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
-use crate::promises::{PATIENCE, step, witness};
+use crate::promises::{PATIENCE, next_said, step, witness};
 
 /// Hands the server's end of each link to the test, with the URL that was dialled; none where any server would do.
 #[derive(Debug)]
@@ -60,18 +60,7 @@ impl Link {
     }
 
     async fn receive(&mut self) -> RunnerToServer {
-        let message = tokio::time::timeout(PATIENCE, async {
-            let mut buffer = [0; 4096];
-            loop {
-                if let Some(message) = self.decoder.next().unwrap() {
-                    return message;
-                }
-                let read = self.stream.read(&mut buffer).await.unwrap();
-                assert!(read > 0, "the runner closed the link");
-                self.decoder.push(&buffer[..read]);
-            }
-        });
-        message.await.expect("the runner says nothing more")
+        next_said(&mut self.stream, &mut self.decoder).await
     }
 
     async fn until<T>(&mut self, mut wanted: impl FnMut(RunnerToServer) -> Option<T>) -> T {

@@ -158,20 +158,17 @@ async fn give_back(
     result: Result<Rest, DriveError>,
 ) -> Result<Ended, DriveError> {
     let (id, epoch) = (row.id, row.epoch);
-    let rest = match result {
+    let (rest, ended) = match result {
         Err(DriveError::Db(DbError::Fenced { .. })) => {
             tracing::info!(session = %id, "another driver took the session");
             return Ok(Ended::Elsewhere);
         }
         // Not given away: it is tried again here.
-        Err(error) => {
-            context.db.release_session(org, id, epoch, Rest::Idle).await?;
-            return Err(error);
-        }
-        Ok(rest) => rest,
+        Err(error) => (Rest::Idle, Err(error)),
+        Ok(rest) => (rest, Ok(Ended::GaveBack)),
     };
     context.db.release_session(org, id, epoch, rest).await?;
-    Ok(Ended::GaveBack)
+    ended
 }
 
 /// Ends the turn of a session whose agent cannot be driven, visibly.

@@ -43,19 +43,11 @@ pub(crate) struct GcArgs {
 
 impl GcArgs {
     fn rate(&self) -> Option<u64> {
-        match self.rate {
-            None => None,
-            Some(Amount::Set(rate)) => Some(rate),
-            Some(Amount::Unset) => Some(0),
-        }
+        self.rate.map(|rate| rate.or(0))
     }
 
     fn recompress_bytes(&self) -> u64 {
-        match self.recompress {
-            None => 0,
-            Some(Amount::Set(bytes)) => bytes,
-            Some(Amount::Unset) => u64::MAX,
-        }
+        self.recompress.map_or(0, |bytes| bytes.or(u64::MAX))
     }
 }
 
